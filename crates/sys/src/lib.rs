@@ -1,0 +1,20 @@
+//! Safe access to Linux. The only crate of the project in which `unsafe` is allowed; each block says why it is sound.
+//!
+//! Owns no state. Knows nothing of sandboxes: callers pass names, paths and numbers.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`netns`] | network namespaces: make, open, remove, enter for one call, open sockets inside |
+//! | [`tap`] | persistent TAP devices |
+//! | [`process`] | pidfds, start times, detached spawning, waiting |
+//! | [`memory`] | which pages of another process were written, and reading them |
+//! | [`file`] | reflinks, holes, data extents, free space |
+//! | [`guest`] | what PID 1 of a guest needs: modules, clock, random pool, reaping, spawning as a user |
+#![expect(unsafe_code, reason = "this crate is the one home of unsafe code")]
+
+pub mod file;
+pub mod guest;
+pub mod memory;
+pub mod netns;
+pub mod process;
+pub mod tap;

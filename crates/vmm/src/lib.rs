@@ -1,0 +1,18 @@
+//! Drives ONE microVM: boot, capture, restore, stop, adopt.
+//!
+//! Owns the VMM process and the files in its run directory. Does not know sandboxes, templates, networks or the API: the
+//! caller passes paths, a network namespace and a tap device name, and decides when and why.
+//!
+//! ```text
+//!             boot ──▶ Running ◀──resume── Stopped ◀── restore(capture)
+//!                        │  └───stop──────▶  │
+//!                        │                   └─ capture ─▶ device state + memory image
+//!                        └── exits by itself or by kill ─▶ Exit { cause }
+//! ```
+
+pub mod driver;
+
+pub use driver::{
+    BootSource, CaptureFiles, CaptureReport, Exit, ExitCause, Identity, Machine, MachineSpec, Placement, ProcessRecord,
+    Vmm, VmmError,
+};
