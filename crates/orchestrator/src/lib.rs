@@ -4,11 +4,21 @@
 //! layer above only translates, the crates below only act on one thing each.
 
 pub mod error;
+mod orchestrator;
+pub mod settings;
 pub mod view;
 
 pub use error::{Error, LossCause};
-pub use view::{Created, CreateRequest, Route, SandboxState, SandboxView, Stage, TemplateState, TemplateView, Tier};
+pub use orchestrator::Orchestrator;
+pub use settings::{Deadlines, DiskCopies, GuestArtifacts, Parts, Settings, StartError};
+pub use view::{
+    CreateRequest, Created, Dial, Route, SandboxState, SandboxView, Stage, TemplateState, TemplateView, Tier,
+};
 
-/// Handle to all sandboxes of this node; cheap to clone.
-#[derive(Clone)]
-pub struct Orchestrator {}
+/// Identity of the host's present boot, for [`Settings::host_boot_id`].
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn host_boot_id() -> std::io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}

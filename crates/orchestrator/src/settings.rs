@@ -1,0 +1,167 @@
+//! What the orchestrator is started with. Values only: read from files and environment by the program, never here.
+
+use crate::view::{SandboxState, TemplateState};
+use aenv_network::Slots;
+use aenv_vmm::Vmm;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The crates that act, as the orchestrator sees them.
+#[derive(Clone)]
+pub struct Parts {
+    /// Makes machines.
+    pub vmm: Arc<dyn Vmm>,
+    /// Makes networks.
+    pub slots: Arc<dyn Slots>,
+}
+
+/// Files every guest of this node boots from.
+#[derive(Debug, Clone)]
+pub struct GuestArtifacts {
+    /// Kernel image in the form the VMM driver wants.
+    pub kernel: PathBuf,
+    /// Initial RAM filesystem whose `/init` is the guest daemon.
+    pub initramfs: PathBuf,
+}
+
+/// What to do when the data directory's filesystem cannot share blocks between files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskCopies {
+    /// Refuse to start: a full copy of a disk per sandbox is never what an operator expects.
+    ReflinkOnly,
+    /// Copy the data of every disk. Slow and large; for tests and for tiny images.
+    FullCopyAllowed,
+}
+
+/// How long each kind of step may take before it counts as failed.
+#[derive(Debug, Clone)]
+pub struct Deadlines {
+    /// From the start of a boot to the first answer of the guest daemon.
+    pub boot: Duration,
+    /// First answer of the guest daemon after a restore or an adoption.
+    pub greeting: Duration,
+    /// `/init` of a sandbox.
+    pub init: Duration,
+    /// One call of the VMM or network crates; they have tighter limits of their own, this one only catches a hang.
+    pub step: Duration,
+    /// How long a cold create may wait for its turn.
+    pub queue: Duration,
+    /// How long a booted guest is left alone before its capture, so that its start-up work is done.
+    pub settle: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self {
+            boot: Duration::from_secs(120),
+            greeting: Duration::from_secs(20),
+            init: Duration::from_secs(20),
+            step: Duration::from_secs(60),
+            queue: Duration::from_secs(30),
+            settle: Duration::from_millis(500),
+        }
+    }
+}
+
+/// How this node is to behave.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Name of this node on its host, 1 to 4 characters of a-z and 0-9: part of the name of every resource.
+    pub instance: String,
+    /// Directory with everything this node keeps.
+    pub data_dir: PathBuf,
+    /// Files every guest boots from.
+    pub guest: GuestArtifacts,
+    /// Identity of the host's present boot, see [`crate::host_boot_id`]: VMs of another boot are gone.
+    pub host_boot_id: String,
+    /// Stopped standbys to keep for every ready template.
+    pub standbys: usize,
+    /// Cold starts that may be under way at once.
+    pub max_starting: usize,
+    /// Longest life time a caller may ask for.
+    pub max_timeout: Duration,
+    /// Creates are refused while the data directory has fewer bytes free than this.
+    pub min_free_bytes: u64,
+    /// Whether disks may be copied in full.
+    pub disk_copies: DiskCopies,
+    /// Limits of the steps.
+    pub deadlines: Deadlines,
+}
+
+impl Settings {
+    /// Settings with defaults for a small host.
+    #[must_use]
+    pub fn new(instance: &str, data_dir: PathBuf, guest: GuestArtifacts, host_boot_id: String) -> Self {
+        Self {
+            instance: instance.to_owned(),
+            data_dir,
+            guest,
+            host_boot_id,
+            standbys: 2,
+            max_starting: 3,
+            max_timeout: Duration::from_secs(24 * 3600),
+            min_free_bytes: 512 << 20,
+            disk_copies: DiskCopies::ReflinkOnly,
+            deadlines: Deadlines::default(),
+        }
+    }
+}
+
+/// Why a node cannot start on a data directory.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Another node process uses the directory.
+    #[error("data directory {0} is in use by another node process: stop that one, or choose another directory")]
+    InUse(PathBuf),
+    /// A setting is out of its range.
+    #[error("setting {name}: {reason}")]
+    Setting {
+        /// Which setting.
+        name: &'static str,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+    /// A file of the data directory cannot be used.
+    #[error("cannot {action} {path}: {reason}")]
+    DataDir {
+        /// What was being done.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// The journal cannot be opened or read.
+    #[error("journal {path}: {reason}")]
+    Journal {
+        /// The journal's file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// What an earlier process left cannot be put in order.
+    #[error("cannot recover from the last run: {context}: {reason}")]
+    Recovery {
+        /// What was being done.
+        context: String,
+        /// Why it failed.
+        reason: String,
+    },
+}
+
+impl SandboxState {
+    /// Whether callers see a sandbox in this state in a list.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        matches!(self, Self::Running | Self::Lost { .. })
+    }
+}
+
+impl TemplateState {
+    /// Whether sandboxes can be made now.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        *self == Self::Ready
+    }
+}
