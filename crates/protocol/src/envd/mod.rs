@@ -1,6 +1,30 @@
 //! What the node, the command line and E2B's SDKs say to the guest daemon.
 //!
 //! The protocol is that of E2B's envd 0.6.13 (REST plus Connect RPC on one port); what is ours alone is marked.
+//! Owns no state and performs no I/O.
+//!
+//! | module | what |
+//! |---|---|
+//! | this one | constants, bodies of `/init` |
+//! | [`files`] | bodies of `/files`, `/metrics`, errors |
+//! | [`signature`] | signed file URLs |
+//! | [`process`] | generated: messages, [`process::Process`] (server trait), [`process::ProcessClient`] |
+//! | [`filesystem`] | generated: messages, [`filesystem::Filesystem`] (server trait), [`filesystem::FilesystemClient`] |
+
+pub mod files;
+pub mod signature;
+
+#[expect(
+    missing_docs,
+    clippy::allow_attributes_without_reason,
+    clippy::semicolon_if_nothing_returned,
+    clippy::wildcard_imports,
+    reason = "generated"
+)]
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/envd_services.rs"));
+}
+pub use generated::{filesystem, process};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
