@@ -1,0 +1,15 @@
+//! Bodies of the public HTTP API, compatible with E2B's control plane as its Python client 2.63 models it.
+//!
+//! Requests tolerate unknown fields. Answers carry every field that a client model requires. Both directions derive both
+//! serde traits, because the node and the command line read what the other writes. Times are RFC 3339 in UTC.
+
+mod error;
+mod sandbox;
+mod template;
+
+pub use error::{ApiError, code};
+pub use sandbox::{
+    AutoResume, ConnectRequest, ListedSandbox, NewSandbox, OnTimeout, RefreshRequest, ResumeRequest, Sandbox,
+    SandboxDetail, SandboxLifecycle, SandboxState, TimeoutRequest,
+};
+pub use template::{Template, TemplateAlias, TemplateBuildStatus};
