@@ -9,6 +9,7 @@
 //! | [`process`] | pidfds, start times, detached spawning, waiting |
 //! | [`memory`] | which pages of another process were written, and reading them |
 //! | [`file`] | reflinks, holes, data extents, free space |
+//! | [`tsc`] | the rate of the time-stamp counter |
 //! | [`guest`] | what PID 1 of a guest needs: modules, clock, random pool, reaping, spawning as a user |
 #![expect(unsafe_code, reason = "this crate is the one home of unsafe code")]
 
@@ -18,3 +19,4 @@ pub mod memory;
 pub mod netns;
 pub mod process;
 pub mod tap;
+pub mod tsc;

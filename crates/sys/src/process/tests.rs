@@ -1,0 +1,80 @@
+use super::*;
+use std::os::unix::fs::MetadataExt;
+
+fn spawn(directory: &Path, arg0: &str, script: &str, inherit: &[BorrowedFd<'_>]) -> PidFd {
+    let args = ["-c".to_owned(), script.to_owned()];
+    let log = File::create(directory.join("log")).unwrap();
+    let program = Path::new("/bin/sh");
+    let oom_score_adj = Some(500);
+    Detached { program, arg0, args: &args, directory, netns: None, log, inherit, oom_score_adj }
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn start_time_is_found_behind_a_hostile_name() {
+    let fields: Vec<String> = (4..=52).map(|field| field.to_string()).collect();
+    let stat = format!("1234 (a) b) S {}", fields.join(" "));
+    assert_eq!(parse_start_time(&stat), Some(22));
+    assert_eq!(parse_start_time("1234 (short) S 1"), None);
+}
+
+#[test]
+fn argument_lists_are_split() {
+    assert_eq!(split_args(b"a\0-b c\0\0"), ["a", "-b c", ""]);
+    assert!(split_args(b"").is_empty());
+}
+
+#[tokio::test]
+async fn spawned_process_is_detached_and_reports_its_exit() {
+    let directory = tempfile::tempdir().unwrap();
+    let process = spawn(directory.path(), "sh", "pwd; cat /proc/self/oom_score_adj; exit 7", &[]);
+    process.exited().await.unwrap();
+    assert!(process.has_exited().unwrap());
+    assert_eq!(process.reap().unwrap(), Some(Ended::Exited(7)));
+    assert_eq!(process.reap().unwrap(), None);
+    process.kill().unwrap();
+    let log = std::fs::read_to_string(directory.path().join("log")).unwrap();
+    assert_eq!(log, format!("{}\n500\n", directory.path().display()));
+}
+
+#[tokio::test]
+async fn only_named_descriptors_are_inherited() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = File::create(directory.path().join("given")).unwrap();
+    let other = File::open("/dev/null").unwrap();
+    let script = format!("ls -l /proc/self/fd; echo hello >&{}", file.as_raw_fd());
+    let process = spawn(directory.path(), "sh", &script, &[file.as_fd()]);
+    process.exited().await.unwrap();
+    assert_eq!(process.reap().unwrap(), Some(Ended::Exited(0)));
+    assert_eq!(std::fs::read_to_string(directory.path().join("given")).unwrap(), "hello\n");
+    assert!(other.metadata().unwrap().mode() != 0);
+    // Standard streams, the given file, and what `ls` itself opens.
+    let log = std::fs::read_to_string(directory.path().join("log")).unwrap();
+    assert!(!log.contains(&format!(" {} -> /dev/null", other.as_raw_fd())), "{log}");
+}
+
+#[tokio::test]
+async fn a_process_is_found_by_name_killed_and_never_mistaken() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = format!("aenv-test-{}", std::process::id());
+    let process = spawn(directory.path(), &name, "sleep 100 & wait", &[]);
+    let started = start_time(process.pid()).unwrap();
+    // Between fork and exec the child still shows our own arguments.
+    let found = loop {
+        let found = find(|arg0| arg0 == name).unwrap();
+        if !found.is_empty() {
+            break found;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(found.len(), 1);
+    assert_eq!((found[0].pid, found[0].start_time), (process.pid(), started));
+    assert!(PidFd::open(process.pid(), Some(started + 1)).is_err());
+    let again = PidFd::open(process.pid(), Some(started)).unwrap();
+    assert_eq!(again.reap().unwrap(), None);
+    rustix::process::kill_process_group(to_pid(process.pid()).unwrap(), Signal::KILL).unwrap();
+    again.exited().await.unwrap();
+    assert_eq!(process.reap().unwrap(), Some(Ended::Signalled(9)));
+    assert!(PidFd::open(process.pid(), Some(started)).is_err());
+}
