@@ -2,3 +2,149 @@
 //!
 //! Owns the files it is told to make; knows nothing of sandboxes, templates or VMMs. Layers take the place of raw files
 //! behind the same handles later.
+//!
+//! | handle | file | life |
+//! |---|---|---|
+//! | [`Disk`] | raw, sparse, of the disk's size | cloned from a base, written by one VM, removed with it |
+//! | [`MemoryImage`] | flat, sparse, of the guest's memory size | written once, sealed, mapped privately by any number of VMs |
+
+mod raw_file;
+
+use raw_file::RawFile;
+use std::path::{Path, PathBuf};
+
+/// What can go wrong; nothing half-made is left behind.
+#[derive(Debug, thiserror::Error)]
+pub enum StorageError {
+    /// The filesystem cannot share blocks between these two files.
+    #[error(
+        "{path} cannot share blocks with {base}: put the data directory on XFS or btrfs, all of it on one filesystem"
+    )]
+    ReflinkUnsupported {
+        /// The file whose blocks were to be shared.
+        base: PathBuf,
+        /// The file that was to be made.
+        path: PathBuf,
+    },
+    /// The filesystem is full, or a quota is.
+    #[error("no space left to make {path}")]
+    NoSpace {
+        /// The file that was to be made.
+        path: PathBuf,
+    },
+    /// Anything else.
+    #[error("cannot {action} {path}: {source}")]
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+}
+
+/// A raw disk. The handle owns no descriptor and may be dropped freely: the file stays until [`Disk::remove`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disk(RawFile);
+
+impl Disk {
+    /// The disk that is stored at `path`.
+    ///
+    /// # Errors
+    /// When there is no such regular file.
+    pub fn open(path: &Path) -> Result<Self, StorageError> {
+        RawFile::open(path).map(Self)
+    }
+
+    /// Makes a new disk at `path` that shares all blocks of `base` until one of the two is written. Takes time in
+    /// proportion to the number of extents of `base`, not to its bytes.
+    ///
+    /// # Errors
+    /// When `path` exists, the filesystem cannot share blocks or is full.
+    pub fn clone_from_base(base: &Path, path: &Path) -> Result<Self, StorageError> {
+        RawFile::clone_from_base(base, path).map(Self)
+    }
+
+    /// Where it is stored.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Its virtual size in bytes.
+    ///
+    /// # Errors
+    /// When the file is gone.
+    pub fn size(&self) -> Result<u64, StorageError> {
+        self.0.size()
+    }
+
+    /// Bytes the filesystem stores for it. Shared blocks count in full for every disk that has them.
+    ///
+    /// # Errors
+    /// When the file is gone.
+    pub fn stored_bytes(&self) -> Result<u64, StorageError> {
+        self.0.stored_bytes()
+    }
+
+    /// Removes the file. No error when it is gone already.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn remove(self) -> Result<(), StorageError> {
+        self.0.remove()
+    }
+}
+
+/// The memory of a captured guest. Never written after it was sealed; removed only when no VM maps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryImage(RawFile);
+
+impl MemoryImage {
+    /// The image that is stored at `path`.
+    ///
+    /// # Errors
+    /// When there is no such regular file.
+    pub fn open(path: &Path) -> Result<Self, StorageError> {
+        RawFile::open(path).map(Self)
+    }
+
+    /// Takes the right to write from the file, as a guard against mistakes (root may write nevertheless).
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn seal(&self) -> Result<(), StorageError> {
+        self.0.make_read_only()
+    }
+
+    /// Where it is stored.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// The guest's memory size in bytes.
+    ///
+    /// # Errors
+    /// When the file is gone.
+    pub fn size(&self) -> Result<u64, StorageError> {
+        self.0.size()
+    }
+
+    /// Bytes the filesystem stores for it; holes, which read as zeros, do not count.
+    ///
+    /// # Errors
+    /// When the file is gone.
+    pub fn stored_bytes(&self) -> Result<u64, StorageError> {
+        self.0.stored_bytes()
+    }
+
+    /// Removes the file. No error when it is gone already.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn remove(self) -> Result<(), StorageError> {
+        self.0.remove()
+    }
+}
