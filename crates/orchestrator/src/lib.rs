@@ -3,14 +3,33 @@
 //! Owns the journal, the records of sandboxes and templates, and the driver task of every sandbox. It decides; the HTTP
 //! layer above only translates, the crates below only act on one thing each.
 
+mod admission;
+mod clearing;
+mod create;
+mod data_dir;
+mod disk;
 pub mod error;
+mod guest_channel;
+mod journal;
+mod lifecycle;
+mod node;
 mod orchestrator;
+mod random;
+mod recovery;
+mod sandbox_task;
 pub mod settings;
+mod stage;
+mod standby;
+mod startup;
+mod table;
+mod template;
 pub mod view;
+mod vm;
 
 pub use error::{Error, LossCause};
 pub use orchestrator::Orchestrator;
 pub use settings::{Deadlines, DiskCopies, GuestArtifacts, Parts, Settings, StartError};
+pub use template::{ImportError, Imported, import_template};
 pub use view::{
     CreateRequest, Created, Dial, Route, SandboxState, SandboxView, Stage, TemplateState, TemplateView, Tier,
 };

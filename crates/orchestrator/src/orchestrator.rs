@@ -1,31 +1,54 @@
-//! The handle the API layer holds. Decides nothing itself.
+//! The handle the API layer holds: finds the sandbox or template meant and passes the request on.
 
+use crate::create;
 use crate::error::Error;
+use crate::node::Node;
+use crate::sandbox_task::Command;
 use crate::settings::{Parts, Settings, StartError};
+use crate::startup;
+use crate::template::Progress;
 use crate::view::{CreateRequest, Created, Route, SandboxView, TemplateView};
 use aenv_protocol::ids::SandboxId;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// Handle to all sandboxes of this node; cheap to clone.
 #[derive(Clone)]
-pub struct Orchestrator {}
+pub struct Orchestrator {
+    node: Arc<Node>,
+}
 
 impl Orchestrator {
     /// Opens the data directory, adopts what still runs, clears what does not, and starts the background work.
     ///
     /// # Errors
     /// When the directory is in use or unusable, or what an earlier process left cannot be put in order.
-    
-    pub async fn start(_settings: Settings, _parts: Parts) -> Result<Self, StartError> {
-        Ok(Self {})
+    pub async fn start(settings: Settings, parts: Parts) -> Result<Self, StartError> {
+        Ok(Self { node: startup::start(settings, parts).await? })
     }
 
     /// Makes a sandbox; returns when it runs. Dropping the future does not stop the making.
     ///
     /// # Errors
     /// Typed; what was made until then is undone.
-    pub async fn create(&self, _request: CreateRequest) -> Result<Created, Error> {
-        Err(Error::ShuttingDown)
+    pub async fn create(&self, request: CreateRequest) -> Result<Created, Error> {
+        self.check_open()?;
+        self.check_timeout(request.timeout)?;
+        let wanted = self.node.templates.iter().find(|template| template.answers_to(&request.template));
+        let template = wanted.ok_or_else(|| Error::TemplateNotFound(request.template.clone()))?;
+        let not_ready = |reason: String| Error::TemplateNotReady { name: template.file.name.clone(), reason };
+        let capture = match template.progress() {
+            Progress::Ready(capture) => capture,
+            Progress::Preparing => {
+                return Err(not_ready("its capture is being made, try again soon".to_owned()));
+            }
+            Progress::Failed(reason) => {
+                return Err(not_ready(format!("its capture could not be made: {reason}")));
+            }
+        };
+        let result = create::spawn(&self.node, request, Arc::clone(template), capture);
+        result.await.unwrap_or(Err(Error::ShuttingDown))
     }
 
     /// The sandbox as it is now.
@@ -33,13 +56,14 @@ impl Orchestrator {
     /// # Errors
     /// [`Error::SandboxLost`] when it died by itself, [`Error::SandboxNotFound`] when there is none to talk to.
     pub fn get(&self, id: &SandboxId) -> Result<SandboxView, Error> {
-        Err(Error::SandboxNotFound(id.clone()))
+        self.check_open()?;
+        self.node.table.get(id)
     }
 
     /// Every running or lost sandbox, in no order.
     #[must_use]
     pub fn list(&self) -> Vec<SandboxView> {
-        Vec::new()
+        self.node.table.list()
     }
 
     /// Ends a sandbox, a lost one included. Returns when its VM is gone.
@@ -47,44 +71,82 @@ impl Orchestrator {
     /// # Errors
     /// [`Error::SandboxNotFound`] when there is none, or it is being ended already.
     pub async fn kill(&self, id: &SandboxId) -> Result<(), Error> {
-        Err(Error::SandboxNotFound(id.clone()))
+        self.ask(id, Command::Kill).await
     }
 
     /// Sets the remaining life time, counted from now; may shorten it, zero ends the sandbox now.
     ///
     /// # Errors
-    /// When there is no such sandbox or the time is longer than allowed.
-    pub async fn set_timeout(&self, id: &SandboxId, _timeout: Duration) -> Result<(), Error> {
-        Err(Error::SandboxNotFound(id.clone()))
+    /// When there is no such sandbox, it is lost, or the time is longer than allowed.
+    pub async fn set_timeout(&self, id: &SandboxId, timeout: Duration) -> Result<(), Error> {
+        self.check_timeout(timeout)?;
+        self.ask(id, |reply| Command::SetTimeout(timeout, reply)).await
     }
 
     /// Makes sure that at least so much life time remains from now; never shortens it.
     ///
     /// # Errors
     /// As [`Self::set_timeout`].
-    pub async fn extend(&self, id: &SandboxId, _at_least: Duration) -> Result<SandboxView, Error> {
-        Err(Error::SandboxNotFound(id.clone()))
+    pub async fn extend(&self, id: &SandboxId, at_least: Duration) -> Result<SandboxView, Error> {
+        self.check_timeout(at_least)?;
+        self.ask(id, |reply| Command::Extend(at_least, reply)).await
     }
 
     /// How to reach a sandbox, if it runs.
     #[must_use]
-    pub fn route(&self, _id: &SandboxId) -> Option<Route> {
-        None
+    pub fn route(&self, id: &SandboxId) -> Option<Route> {
+        self.node.table.route(id)
     }
 
     /// The routes of every running sandbox.
     #[must_use]
     pub fn routes(&self) -> Vec<Route> {
-        Vec::new()
+        self.node.table.routes()
     }
 
     /// The templates of this node.
     #[must_use]
     pub fn templates(&self) -> Vec<TemplateView> {
-        Vec::new()
+        self.node.templates.iter().map(|template| template.view()).collect()
     }
 
-    /// Ends standbys and background work. Running sandboxes stay, for the next process to adopt; later calls answer
-    /// [`Error::ShuttingDown`].
-    pub async fn shutdown(&self) {}
+    /// Ends standbys and background work and frees the data directory. Running sandboxes stay, for the next process to
+    /// adopt; later calls answer [`Error::ShuttingDown`].
+    pub async fn shutdown(&self) {
+        self.node.stopping.cancel();
+        self.node.tasks.close();
+        self.node.tasks.wait().await;
+        self.node.journal.close().await;
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
+        if self.node.stopping.is_cancelled() { Err(Error::ShuttingDown) } else { Ok(()) }
+    }
+
+    fn check_timeout(&self, timeout: Duration) -> Result<(), Error> {
+        let longest = self.node.settings.max_timeout;
+        if timeout > longest {
+            let reason = format!("must not be longer than {} seconds", longest.as_secs());
+            return Err(Error::InvalidArgument { field: "timeout", reason });
+        }
+        Ok(())
+    }
+
+    async fn ask<T>(
+        &self,
+        id: &SandboxId,
+        command: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> Command,
+    ) -> Result<T, Error> {
+        self.check_open()?;
+        let gone = || Error::SandboxNotFound(id.clone());
+        let (reply, answer) = oneshot::channel();
+        self.node.table.commands(id)?.send(command(reply)).await.map_err(|_| gone())?;
+        match answer.await {
+            Ok(result) => result,
+            Err(_) => {
+                self.check_open()?;
+                Err(gone())
+            }
+        }
+    }
 }

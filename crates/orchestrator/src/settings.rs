@@ -1,6 +1,5 @@
 //! What the orchestrator is started with. Values only: read from files and environment by the program, never here.
 
-use crate::view::{SandboxState, TemplateState};
 use aenv_network::Slots;
 use aenv_vmm::Vmm;
 use std::path::PathBuf;
@@ -112,7 +111,9 @@ impl Settings {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// Another node process uses the directory.
-    #[error("data directory {0} is in use by another node process: stop that one, or choose another directory")]
+    #[error(
+        "data directory {0} is in use by another node process: stop that one, or choose another directory"
+    )]
     InUse(PathBuf),
     /// A setting is out of its range.
     #[error("setting {name}: {reason}")]
@@ -148,20 +149,4 @@ pub enum StartError {
         /// Why it failed.
         reason: String,
     },
-}
-
-impl SandboxState {
-    /// Whether callers see a sandbox in this state in a list.
-    #[must_use]
-    pub fn is_listed(&self) -> bool {
-        matches!(self, Self::Running | Self::Lost { .. })
-    }
-}
-
-impl TemplateState {
-    /// Whether sandboxes can be made now.
-    #[must_use]
-    pub fn is_ready(&self) -> bool {
-        *self == Self::Ready
-    }
 }

@@ -1,0 +1,294 @@
+//! Makes a sandbox: from a standby if there is one, else from the template's capture.
+//!
+//! ```text
+//! admission ─▶ claim (journal) ─▶ resume ─▶ init ─▶ Running                                  hot
+//!     │  none, or it turned out dead (once)
+//!     └─▶ turn ─▶ slot ∥ disk ─▶ restore ─▶ resume ─▶ init ─▶ Running                       cold
+//! ```
+//!
+//! Runs in the sandbox's own task, so a caller that goes away stops nothing. A failed step, a kill or a shutdown in
+//! between undoes what was made.
+
+use crate::clearing;
+use crate::error::Error;
+use crate::guest_channel::GuestChannel;
+use crate::journal::{Role, Tenancy};
+use crate::lifecycle::Phase;
+use crate::node::Node;
+use crate::random;
+use crate::sandbox_task::{Command, QUEUE, SandboxTask, end_after};
+use crate::stage::{Cause, Failure, Stages};
+use crate::standby::Standby;
+use crate::template::{Capture, Template};
+use crate::view::{CreateRequest, Created, Tier};
+use crate::vm::{Origin, Vm, new_record};
+use aenv_protocol::envd::{Identity, InitRequest};
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// User of guest requests that name none. Source: E2B's default.
+const DEFAULT_USER: &str = "user";
+
+/// Starts the making; the result arrives when the sandbox runs.
+pub(crate) fn spawn(
+    node: &Arc<Node>,
+    request: CreateRequest,
+    template: Arc<Template>,
+    capture: Arc<Capture>,
+) -> oneshot::Receiver<Result<Created, Error>> {
+    let (reply, result) = oneshot::channel();
+    node.tasks.spawn(run(Arc::clone(node), request, template, capture, reply));
+    result
+}
+
+async fn run(
+    node: Arc<Node>,
+    request: CreateRequest,
+    template: Arc<Template>,
+    capture: Arc<Capture>,
+    reply: oneshot::Sender<Result<Created, Error>>,
+) {
+    let (sender, mut commands) = mpsc::channel(QUEUE);
+    let create = Create {
+        node: &node,
+        request: &request,
+        template: &template,
+        capture: &capture,
+        commands: sender,
+        cancelled: node.stopping.child_token(),
+    };
+    let mut killers = Vec::new();
+    let made = {
+        let work = create.make();
+        tokio::pin!(work);
+        loop {
+            tokio::select! {
+                made = &mut work => break made,
+                // Never ends: `create` holds a sender.
+                Some(command) = commands.recv() => match command {
+                    Command::Kill(reply) => {
+                        create.cancelled.cancel();
+                        killers.push(reply);
+                    }
+                    // Dropping the reply says that there is no such sandbox yet.
+                    Command::SetTimeout(..) | Command::Extend(..) => {}
+                },
+            }
+        }
+    };
+    drop(create);
+    match made {
+        Ok(made) => {
+            template.count_sandbox();
+            let Made { vm, tenancy, deadline, tier, stages } = made;
+            let task = SandboxTask::new(Arc::clone(&node), vm, tenancy, deadline, commands);
+            let created = Created { sandbox: task.view(), tier, stages: stages.into_vec() };
+            tracing::info!(sandbox = %created.sandbox.id, template = %template.file.name, tier = tier.as_str(), "sandbox runs");
+            if reply.send(Ok(created)).is_err() {
+                tracing::info!("the caller of a create went away; the sandbox stays until its time is over");
+            }
+            task.run().await;
+        }
+        Err(failure) => {
+            let stopping = node.stopping.is_cancelled();
+            tracing::warn!(template = %template.file.name, error = %failure, "no sandbox made");
+            let error = if stopping { Error::ShuttingDown } else { failure.into_error("making a sandbox") };
+            for killer in killers {
+                drop(killer.send(Ok(())));
+            }
+            drop(reply.send(Err(error)));
+        }
+    }
+}
+
+/// One create under way.
+struct Create<'a> {
+    node: &'a Arc<Node>,
+    request: &'a CreateRequest,
+    template: &'a Template,
+    capture: &'a Capture,
+    commands: mpsc::Sender<Command>,
+    /// A kill or a shutdown: to be looked at between the steps.
+    cancelled: CancellationToken,
+}
+
+/// A sandbox that runs.
+struct Made {
+    vm: Vm,
+    tenancy: Tenancy,
+    deadline: Instant,
+    tier: Tier,
+    stages: Stages,
+}
+
+impl Create<'_> {
+    async fn make(&self) -> Result<Made, Failure> {
+        self.node.admission.check_room(&self.node.dir)?;
+        let mut stages = Stages::default();
+        if let Some(standby) = self.template.pool.take() {
+            match self.claim(standby, &mut stages).await {
+                Ok(made) => return Ok(made.with(stages)),
+                Err(failure) => {
+                    if self.cancelled.is_cancelled() {
+                        return Err(failure);
+                    }
+                    self.template.pool.failed();
+                    tracing::warn!(template = %self.template.file.name, error = %failure, "a standby failed when it was claimed; making a sandbox without one");
+                }
+            }
+        }
+        Ok(self.from_capture(&mut stages).await?.with(stages))
+    }
+
+    async fn claim(&self, standby: Standby, stages: &mut Stages) -> Result<Made, Failure> {
+        let Standby { mut vm, channel, .. } = standby;
+        self.node.table.begin(&vm.record.id, self.commands.clone());
+        let tenancy = self.tenancy();
+        let result = match tenancy {
+            Ok(tenancy) => {
+                vm.record.role = Role::Sandbox;
+                vm.record.phase = Phase::Starting;
+                vm.record.tenancy = Some(tenancy.clone());
+                match stages
+                    .run("claim", self.node.settings.deadlines.step, self.node.journal.claim(&vm.record))
+                    .await
+                {
+                    Ok(true) => self.wake(&mut vm, &channel, tenancy, stages).await,
+                    Ok(false) => Err(Failure::new(
+                        "claim",
+                        Cause::Unexpected("the journal knows no such standby".to_owned()),
+                    )),
+                    Err(failure) => Err(failure),
+                }
+            }
+            Err(failure) => Err(failure),
+        };
+        let made = self.keep_or_undo(vm, result, Tier::Hot).await?;
+        self.template.pool.served();
+        Ok(made)
+    }
+
+    async fn from_capture(&self, stages: &mut Stages) -> Result<Made, Failure> {
+        let asked = Instant::now();
+        let _permit = tokio::select! {
+            permit = self.node.admission.for_caller() => permit?,
+            () = self.cancelled.cancelled() => return Err(Failure::new("admission", Cause::Cancelled)),
+        };
+        stages.add("admission", asked.elapsed());
+        let tenancy = self.tenancy()?;
+        let id = random::sandbox_id().map_err(|error| Failure::new("journal", error))?;
+        let mut record = new_record(id, Role::Sandbox, self.template, Some(self.capture.key.clone()));
+        record.tenancy = Some(tenancy.clone());
+        self.node.table.begin(&record.id, self.commands.clone());
+        let mut vm = Vm::new(record);
+        let result = match vm.make(self.node, &Origin::Capture(self.capture), stages).await {
+            Ok(()) => match vm.channel() {
+                Ok(channel) => self.wake(&mut vm, &channel, tenancy, stages).await,
+                Err(failure) => Err(failure),
+            },
+            Err(failure) => Err(failure),
+        };
+        self.keep_or_undo(vm, result, Tier::Cold).await
+    }
+
+    /// Turns a stopped VM without identity into a running sandbox.
+    async fn wake(
+        &self,
+        vm: &mut Vm,
+        channel: &GuestChannel,
+        mut tenancy: Tenancy,
+        stages: &mut Stages,
+    ) -> Result<(Tenancy, Instant), Failure> {
+        let deadlines = &self.node.settings.deadlines;
+        self.go_on("resume")?;
+        if !self.request.internet_access {
+            let slot = &vm.slot("deny_egress")?.name;
+            stages.run("deny_egress", deadlines.step, self.node.parts.slots.deny_egress(slot)).await?;
+        }
+        vm.resume(self.node, stages).await?;
+        let machine = Arc::clone(vm.machine("init")?);
+        let init = self.init(vm, &tenancy).map_err(|error| Failure::new("init", error))?;
+        tokio::select! {
+            answer = stages.run("init", deadlines.init, channel.init(&init, deadlines.init)) => answer?,
+            () = self.cancelled.cancelled() => return Err(Failure::new("init", Cause::Cancelled)),
+            exit = machine.wait() => {
+                let reason = format!("the VM ended ({:?}): {}", exit.cause, exit.detail);
+                return Err(Failure::new("init", Cause::Unexpected(reason)));
+            }
+        }
+        self.go_on("journal")?;
+        let (deadline, end_at) = end_after(self.request.timeout);
+        (tenancy.started_at, tenancy.end_at) = (jiff::Timestamp::now(), end_at);
+        vm.record.tenancy = Some(tenancy.clone());
+        vm.started(self.node, stages).await?;
+        Ok((tenancy, deadline))
+    }
+
+    async fn keep_or_undo(
+        &self,
+        vm: Vm,
+        result: Result<(Tenancy, Instant), Failure>,
+        tier: Tier,
+    ) -> Result<Made, Failure> {
+        match result {
+            Ok((tenancy, deadline)) => Ok(Made { vm, tenancy, deadline, tier, stages: Stages::default() }),
+            Err(failure) => {
+                self.node.table.remove(&vm.record.id);
+                clearing::discard(self.node, vm).await;
+                Err(failure)
+            }
+        }
+    }
+
+    fn go_on(&self, stage: &'static str) -> Result<(), Failure> {
+        if self.cancelled.is_cancelled() { Err(Failure::new(stage, Cause::Cancelled)) } else { Ok(()) }
+    }
+
+    fn tenancy(&self) -> Result<Tenancy, Failure> {
+        let access_token = match self.request.secure {
+            true => Some(random::access_token().map_err(|error| Failure::new("claim", error))?),
+            false => None,
+        };
+        Ok(Tenancy {
+            started_at: jiff::Timestamp::now(),
+            end_at: end_after(self.request.timeout).1,
+            metadata: self.request.metadata.clone(),
+            env_vars: self.request.env_vars.clone(),
+            access_token,
+            internet_access: self.request.internet_access,
+        })
+    }
+
+    fn init(&self, vm: &Vm, tenancy: &Tenancy) -> Result<InitRequest, random::NoRandomness> {
+        let id = vm.record.id.as_str();
+        Ok(InitRequest {
+            identity: Some(Identity {
+                sandbox_id: id.to_owned(),
+                template_id: vm.record.template_id.to_string(),
+                hostname: id.to_owned(),
+                machine_id: random::machine_id()?,
+                entropy: random::entropy()?,
+            }),
+            ..init_again(tenancy)
+        })
+    }
+}
+
+impl Made {
+    fn with(self, stages: Stages) -> Self {
+        Self { stages, ..self }
+    }
+}
+
+/// What a guest is told when it keeps its identity, for example after it was stopped.
+pub(crate) fn init_again(tenancy: &Tenancy) -> InitRequest {
+    InitRequest {
+        env_vars: tenancy.env_vars.clone(),
+        access_token: tenancy.access_token.clone(),
+        timestamp: Some(jiff::Timestamp::now().to_string()),
+        default_user: Some(DEFAULT_USER.to_owned()),
+        ..InitRequest::default()
+    }
+}

@@ -1,0 +1,165 @@
+//! Where things lie in the data directory, and who may use it.
+//!
+//! ```text
+//! <data>/lock                                     held by the one node process
+//! <data>/journal.sqlite
+//! <data>/templates/<id>/template.json             written last: a template without it does not exist
+//! <data>/templates/<id>/rootfs.ext4
+//! <data>/templates/<id>/captures/<key>/           {memory, state, disk.ext4}; capture.json written last
+//! <data>/sandboxes/<id>/disk.ext4
+//! <data>/sandboxes/<id>/run/                      sockets and logs of the VMM
+//! ```
+//!
+//! Owns the lock. Knows nothing of what the files contain.
+
+use crate::settings::StartError;
+use aenv_protocol::ids::{SandboxId, TemplateId};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// Longest path of a unix socket that Linux accepts, without the final zero.
+const MAX_SOCKET_PATH: usize = 107;
+/// Room a VMM driver has for the names of its sockets, slash included.
+const SOCKET_NAME_ROOM: usize = 20;
+/// Characters of a sandbox id.
+const ID_LENGTH: usize = 21;
+
+/// Paths inside one data directory.
+#[derive(Debug, Clone)]
+pub(crate) struct DataDir {
+    root: PathBuf,
+}
+
+impl DataDir {
+    /// Makes the directories that are missing and resolves the path.
+    pub(crate) fn open(root: &Path) -> Result<Self, StartError> {
+        let fail = |action| {
+            move |error: std::io::Error| StartError::DataDir {
+                action,
+                path: root.to_owned(),
+                reason: error.to_string(),
+            }
+        };
+        std::fs::create_dir_all(root).map_err(fail("make"))?;
+        let root = root.canonicalize().map_err(fail("resolve"))?;
+        let dir = Self { root };
+        for child in [dir.templates(), dir.sandboxes()] {
+            std::fs::create_dir_all(&child).map_err(fail("make a directory in"))?;
+        }
+        let longest = dir.sandboxes().as_os_str().len() + 1 + ID_LENGTH + "/run".len() + SOCKET_NAME_ROOM;
+        if longest > MAX_SOCKET_PATH {
+            return Err(StartError::DataDir {
+                action: "use",
+                path: dir.root.clone(),
+                reason: format!(
+                    "its path is {} characters too long for the control sockets of VMMs: choose a shorter one",
+                    longest - MAX_SOCKET_PATH
+                ),
+            });
+        }
+        Ok(dir)
+    }
+
+    /// Takes the directory for this process; another holder is an error. Freed when the result is dropped.
+    pub(crate) fn lock(&self) -> Result<DataDirLock, StartError> {
+        let path = self.root.join("lock");
+        let fail = |action, reason: String| StartError::DataDir { action, path: path.clone(), reason };
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(|error| fail("open", error.to_string()))?;
+        match file.try_lock() {
+            Ok(()) => Ok(DataDirLock { _file: file }),
+            Err(std::fs::TryLockError::WouldBlock) => Err(StartError::InUse(self.root.clone())),
+            Err(std::fs::TryLockError::Error(error)) => Err(fail("lock", error.to_string())),
+        }
+    }
+
+    /// The directory itself.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The journal's file.
+    pub(crate) fn journal(&self) -> PathBuf {
+        self.root.join("journal.sqlite")
+    }
+
+    /// Where templates lie.
+    pub(crate) fn templates(&self) -> PathBuf {
+        self.root.join("templates")
+    }
+
+    /// Where one template lies.
+    pub(crate) fn template(&self, id: &TemplateId) -> PathBuf {
+        self.templates().join(id.as_str())
+    }
+
+    /// Where sandboxes lie.
+    pub(crate) fn sandboxes(&self) -> PathBuf {
+        self.root.join("sandboxes")
+    }
+
+    /// Where one sandbox lies.
+    pub(crate) fn sandbox(&self, id: &SandboxId) -> PathBuf {
+        self.sandboxes().join(id.as_str())
+    }
+
+    /// A sandbox's disk.
+    pub(crate) fn sandbox_disk(&self, id: &SandboxId) -> PathBuf {
+        self.sandbox(id).join("disk.ext4")
+    }
+
+    /// A sandbox's directory for its VMM.
+    pub(crate) fn sandbox_run(&self, id: &SandboxId) -> PathBuf {
+        self.sandbox(id).join("run")
+    }
+
+    /// Bytes an unprivileged writer could still use here.
+    pub(crate) fn free_bytes(&self) -> std::io::Result<u64> {
+        let stat = rustix::fs::statvfs(&self.root)?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+}
+
+/// Proof that this process alone uses the data directory.
+#[derive(Debug)]
+pub(crate) struct DataDirLock {
+    _file: File,
+}
+
+/// Writes a small file so that after a crash it is there in full or not at all.
+pub(crate) fn write_durably(path: &Path, content: &[u8]) -> std::io::Result<()> {
+    use std::io::Write;
+    let directory = path.parent().ok_or(std::io::ErrorKind::InvalidInput)?;
+    let temporary = path.with_extension("new");
+    let mut file = File::create(&temporary)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    std::fs::rename(&temporary, path)?;
+    File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_user_is_refused_until_the_first_is_gone() {
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = DataDir::open(temporary.path()).unwrap();
+        let lock = dir.lock().unwrap();
+        assert!(matches!(dir.lock(), Err(StartError::InUse(_))));
+        drop(lock);
+        assert!(dir.lock().is_ok());
+    }
+
+    #[test]
+    fn a_path_too_long_for_sockets_is_refused_with_the_excess() {
+        let temporary = tempfile::tempdir().unwrap();
+        let error = DataDir::open(&temporary.path().join("d".repeat(60))).unwrap_err();
+        assert!(error.to_string().contains("too long for the control sockets"), "{error}");
+    }
+}

@@ -1,0 +1,162 @@
+//! The journal: what this node has made and is about to make, so that a killed node loses and leaks nothing.
+//!
+//! One SQLite file with two tables:
+//!
+//! ```text
+//! meta(key PRIMARY KEY, value)              schema_version, boot_id
+//! vm(id PRIMARY KEY, role, phase, payload)  one row per VM; payload is the JSON of `VmRecord`
+//! ```
+//!
+//! `role` and `phase` repeat fields of the payload so that the claim of a standby is one conditional `UPDATE`.
+//! WAL with `synchronous=NORMAL`: a commit is one `write()`, which survives the death of every process of ours; only a
+//! power cut can lose the last commits, and then the VMs are gone too.
+//!
+//! A thread of its own owns the connection (and the lock of the data directory, which must outlive it): no async thread
+//! ever waits for a disk, and the order of the calls is the order of the commits. See
+//! docs/decisions/2026-11-30-journal.md.
+
+mod record;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use record::{Loss, Role, Tenancy, VmRecord};
+
+use crate::data_dir::DataDirLock;
+use crate::settings::StartError;
+use aenv_protocol::ids::SandboxId;
+use std::path::Path;
+use store::Store;
+use tokio::sync::{mpsc, oneshot};
+
+/// Version of the tables and of the payload's meaning; a journal of another version is refused.
+pub(crate) const SCHEMA_VERSION: u32 = 1;
+
+/// The journal could not be read or written.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("journal: {0}")]
+pub(crate) struct JournalError(String);
+
+impl From<rusqlite::Error> for JournalError {
+    fn from(error: rusqlite::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<serde_json::Error> for JournalError {
+    fn from(error: serde_json::Error) -> Self {
+        Self(format!("payload: {error}"))
+    }
+}
+
+type Job = Box<dyn FnOnce(&mut Store) + Send>;
+
+/// Handle to the journal; the file is closed when the last one is dropped, or by [`Journal::close`].
+#[derive(Clone)]
+pub(crate) struct Journal {
+    jobs: mpsc::UnboundedSender<Request>,
+}
+
+enum Request {
+    Run(Job),
+    Close(oneshot::Sender<()>),
+}
+
+impl Journal {
+    /// Opens or makes the journal; `lock` is held until it is closed again.
+    pub(crate) async fn open(path: &Path, lock: DataDirLock) -> Result<Self, StartError> {
+        let (jobs, requests) = mpsc::unbounded_channel();
+        let (opened, result) = oneshot::channel();
+        let fail = |reason: String| StartError::Journal { path: path.to_owned(), reason };
+        let file = path.to_owned();
+        std::thread::Builder::new()
+            .name("aenv-journal".to_owned())
+            .spawn(move || match Store::open(&file) {
+                Ok(store) => {
+                    if opened.send(Ok(())).is_ok() {
+                        serve(store, lock, requests);
+                    }
+                }
+                // Nobody left to tell when the opener has gone.
+                Err(error) => drop(opened.send(Err(error))),
+            })
+            .map_err(|error| fail(format!("cannot start its thread: {error}")))?;
+        match result.await {
+            Ok(Ok(())) => Ok(Self { jobs }),
+            Ok(Err(error)) => Err(fail(error.0)),
+            Err(_) => Err(fail("its thread ended".to_owned())),
+        }
+    }
+
+    /// Writes a record, whether or not there is one of that id.
+    pub(crate) async fn put(&self, record: &VmRecord) -> Result<(), JournalError> {
+        let record = record.clone();
+        self.run(move |store| store.put(&record)).await
+    }
+
+    /// Turns a standby into a sandbox that is being started; false when it is no standby (any more).
+    pub(crate) async fn claim(&self, record: &VmRecord) -> Result<bool, JournalError> {
+        let record = record.clone();
+        self.run(move |store| store.claim(&record)).await
+    }
+
+    /// Forgets a VM of which nothing is left.
+    pub(crate) async fn remove(&self, id: &SandboxId) -> Result<(), JournalError> {
+        let id = id.clone();
+        self.run(move |store| store.remove(&id)).await
+    }
+
+    /// Every record.
+    pub(crate) async fn all(&self) -> Result<Vec<VmRecord>, JournalError> {
+        self.run(|store| store.all()).await
+    }
+
+    /// Notes the host's present boot; returns the one noted before.
+    pub(crate) async fn replace_boot_id(&self, boot_id: &str) -> Result<Option<String>, JournalError> {
+        let boot_id = boot_id.to_owned();
+        self.run(move |store| store.replace_boot_id(&boot_id)).await
+    }
+
+    /// Closes the file and frees the data directory; later calls fail.
+    pub(crate) async fn close(&self) {
+        let (done, closed) = oneshot::channel();
+        if self.jobs.send(Request::Close(done)).is_ok() {
+            // An error means that the thread has ended, which is what is wanted.
+            drop(closed.await);
+        }
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Store) -> Result<T, JournalError> + Send + 'static,
+    ) -> Result<T, JournalError> {
+        let (reply, answer) = oneshot::channel();
+        let job: Job = Box::new(move |store| {
+            // A caller that went away loses only the answer; the write is done.
+            drop(reply.send(job(store)));
+        });
+        let closed = || JournalError("it is closed".to_owned());
+        self.jobs.send(Request::Run(job)).map_err(|_| closed())?;
+        answer.await.map_err(|_| closed())?
+    }
+}
+
+fn serve(mut store: Store, lock: DataDirLock, mut requests: mpsc::UnboundedReceiver<Request>) {
+    let mut closer = None;
+    while let Some(request) = requests.blocking_recv() {
+        match request {
+            Request::Run(job) => job(&mut store),
+            Request::Close(done) => {
+                closer = Some(done);
+                break;
+            }
+        }
+    }
+    drop(requests);
+    store.close();
+    drop(lock);
+    if let Some(done) = closer {
+        // An error means that nobody waits any more: then nobody needs to know.
+        let _unheard = done.send(());
+    }
+}

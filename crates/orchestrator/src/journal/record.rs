@@ -1,0 +1,100 @@
+//! What the journal holds, one record per VM of this node, whatever its role.
+//!
+//! The payload is JSON: fields may be added with `#[serde(default)]`; a change of meaning raises
+//! [`SCHEMA_VERSION`](super::SCHEMA_VERSION).
+
+use crate::error::LossCause;
+use crate::lifecycle::Phase;
+use aenv_network::SlotName;
+use aenv_protocol::ids::{SandboxId, TemplateId};
+use aenv_vmm::{MachineSpec, ProcessRecord};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What a VM is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Role {
+    /// Made for a caller.
+    Sandbox,
+    /// Waits to become a sandbox.
+    Standby,
+    /// Boots a template in order to capture it.
+    Preparation,
+}
+
+impl Role {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Sandbox => "sandbox",
+            Self::Standby => "standby",
+            Self::Preparation => "preparation",
+        }
+    }
+}
+
+impl Phase {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Lost => "lost",
+            Self::Killing => "killing",
+        }
+    }
+}
+
+/// What makes a VM a caller's sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Tenancy {
+    /// When it began to run; the moment of the request until then.
+    pub(crate) started_at: jiff::Timestamp,
+    /// When it is to be ended.
+    pub(crate) end_at: jiff::Timestamp,
+    /// Caller's labels.
+    pub(crate) metadata: BTreeMap<String, String>,
+    /// Environment given to the guest daemon; kept so that a guest can be told again.
+    pub(crate) env_vars: BTreeMap<String, String>,
+    /// Token the guest daemon demands.
+    pub(crate) access_token: Option<String>,
+    /// Whether the guest may reach anything outside.
+    pub(crate) internet_access: bool,
+}
+
+/// How a sandbox died.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Loss {
+    /// Typed cause.
+    pub(crate) cause: LossCause,
+    /// Evidence for people.
+    pub(crate) detail: String,
+}
+
+/// Everything the node must know of a VM to adopt it or to remove it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct VmRecord {
+    /// Names every resource of it.
+    pub(crate) id: SandboxId,
+    /// What it is for.
+    pub(crate) role: Role,
+    /// Where it stands.
+    pub(crate) phase: Phase,
+    /// Template it is made from.
+    pub(crate) template_id: TemplateId,
+    /// That template's name.
+    pub(crate) template_name: String,
+    /// Capture it was restored from; none while a template is being prepared.
+    pub(crate) capture_key: Option<String>,
+    /// Its virtual hardware.
+    pub(crate) spec: MachineSpec,
+    /// Size of its disk.
+    pub(crate) disk_mib: u64,
+    /// Its network, once taken.
+    pub(crate) slot: Option<SlotName>,
+    /// Its VMM, once started.
+    pub(crate) process: Option<ProcessRecord>,
+    /// Of a sandbox only.
+    pub(crate) tenancy: Option<Tenancy>,
+    /// Of a lost sandbox only.
+    pub(crate) loss: Option<Loss>,
+}

@@ -1,0 +1,105 @@
+//! The journal's SQLite file, as blocking calls. Used by the journal's thread only.
+
+use super::record::{Role, VmRecord};
+use super::{JournalError, SCHEMA_VERSION};
+use crate::lifecycle::Phase;
+use aenv_protocol::ids::SandboxId;
+use rusqlite::{Connection, OptionalExtension, params};
+use std::path::Path;
+
+/// The open file.
+pub(super) struct Store {
+    connection: Connection,
+}
+
+impl Store {
+    pub(super) fn open(path: &Path) -> Result<Self, JournalError> {
+        let connection = Connection::open(path)?;
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
+        connection.execute_batch(
+            "CREATE TABLE IF NOT EXISTS meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+             CREATE TABLE IF NOT EXISTS vm(
+                 id TEXT PRIMARY KEY, role TEXT NOT NULL, phase TEXT NOT NULL, payload TEXT NOT NULL) WITHOUT ROWID;",
+        )?;
+        let store = Self { connection };
+        match store.meta("schema_version")? {
+            None => store.set_meta("schema_version", &SCHEMA_VERSION.to_string())?,
+            Some(version) if version == SCHEMA_VERSION.to_string() => {}
+            Some(version) => {
+                return Err(JournalError(format!(
+                    "it has schema version {version}, this program knows version {SCHEMA_VERSION} only: use the \
+                     program that wrote it, or move the file away after all its sandboxes are ended"
+                )));
+            }
+        }
+        Ok(store)
+    }
+
+    pub(super) fn close(self) {
+        if let Err((_, error)) = self.connection.close() {
+            tracing::warn!(%error, "journal not closed cleanly; nothing committed is lost");
+        }
+    }
+
+    pub(super) fn put(&mut self, record: &VmRecord) -> Result<(), JournalError> {
+        let payload = serde_json::to_string(record)?;
+        self.connection
+            .prepare_cached(
+                "INSERT INTO vm(id, role, phase, payload) VALUES (?1, ?2, ?3, ?4)
+                 ON CONFLICT(id) DO UPDATE SET role = ?2, phase = ?3, payload = ?4",
+            )?
+            .execute(params![record.id.as_str(), record.role.as_str(), record.phase.as_str(), payload])?;
+        Ok(())
+    }
+
+    pub(super) fn claim(&mut self, record: &VmRecord) -> Result<bool, JournalError> {
+        let payload = serde_json::to_string(record)?;
+        let changed = self
+            .connection
+            .prepare_cached(
+                "UPDATE vm SET role = ?2, phase = ?3, payload = ?4 WHERE id = ?1 AND role = ?5 AND phase = ?6",
+            )?
+            .execute(params![
+                record.id.as_str(),
+                record.role.as_str(),
+                record.phase.as_str(),
+                payload,
+                Role::Standby.as_str(),
+                Phase::Running.as_str(),
+            ])?;
+        Ok(changed == 1)
+    }
+
+    pub(super) fn remove(&mut self, id: &SandboxId) -> Result<(), JournalError> {
+        self.connection.prepare_cached("DELETE FROM vm WHERE id = ?1")?.execute([id.as_str()])?;
+        Ok(())
+    }
+
+    pub(super) fn all(&mut self) -> Result<Vec<VmRecord>, JournalError> {
+        let mut statement = self.connection.prepare("SELECT payload FROM vm ORDER BY id")?;
+        let payloads = statement.query_map([], |row| row.get::<_, String>(0))?;
+        payloads.map(|payload| Ok(serde_json::from_str(&payload?)?)).collect()
+    }
+
+    pub(super) fn replace_boot_id(&mut self, boot_id: &str) -> Result<Option<String>, JournalError> {
+        let before = self.meta("boot_id")?;
+        self.set_meta("boot_id", boot_id)?;
+        Ok(before)
+    }
+
+    fn meta(&self, key: &str) -> Result<Option<String>, JournalError> {
+        Ok(self
+            .connection
+            .query_row("SELECT value FROM meta WHERE key = ?1", [key], |row| row.get(0))
+            .optional()?)
+    }
+
+    pub(super) fn set_meta(&self, key: &str, value: &str) -> Result<(), JournalError> {
+        self.connection.execute(
+            "INSERT INTO meta(key, value) VALUES (?1, ?2) ON CONFLICT(key) DO UPDATE SET value = ?2",
+            [key, value],
+        )?;
+        Ok(())
+    }
+}

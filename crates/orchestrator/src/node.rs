@@ -1,0 +1,59 @@
+//! What every task of one node shares. Holds, does not decide.
+
+use crate::admission::Admission;
+use crate::data_dir::DataDir;
+use crate::journal::Journal;
+use crate::settings::{Parts, Settings};
+use crate::table::SandboxTable;
+use crate::template::Template;
+use aenv_network::Slot;
+use aenv_protocol::ids::SandboxId;
+use aenv_vmm::{BootSource, Placement};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// State shared by the tasks of one node.
+pub(crate) struct Node {
+    pub(crate) settings: Settings,
+    pub(crate) parts: Parts,
+    pub(crate) dir: DataDir,
+    pub(crate) journal: Journal,
+    pub(crate) table: SandboxTable,
+    /// Read once, at the start.
+    pub(crate) templates: Vec<Arc<Template>>,
+    pub(crate) admission: Admission,
+    /// Cancelled when the node shuts down.
+    pub(crate) stopping: CancellationToken,
+    /// Every task of this node.
+    pub(crate) tasks: TaskTracker,
+    pub(crate) lifecycles: AtomicU64,
+}
+
+impl Node {
+    /// Name under which the VMM of `id` runs.
+    pub(crate) fn vm_name(&self, id: &SandboxId) -> String {
+        format!("{}-{id}", self.settings.instance)
+    }
+
+    /// Where the VMM of `id` runs.
+    pub(crate) fn placement(&self, id: &SandboxId, slot: &Slot) -> Placement {
+        Placement {
+            name: self.vm_name(id),
+            run_dir: self.dir.sandbox_run(id),
+            netns: slot.netns.clone(),
+            tap: slot.tap.clone(),
+            disk: self.dir.sandbox_disk(id),
+            boot: BootSource {
+                kernel: self.settings.guest.kernel.clone(),
+                initramfs: self.settings.guest.initramfs.clone(),
+            },
+        }
+    }
+
+    /// A number no other lifecycle of this process has.
+    pub(crate) fn next_lifecycle(&self) -> u64 {
+        self.lifecycles.fetch_add(1, Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,117 @@
+//! The steps of an operation: their times, their limits, and the failure of one of them.
+
+use crate::disk::DiskError;
+use crate::error::Error;
+use crate::guest_channel::GuestError;
+use crate::journal::JournalError;
+use crate::random::NoRandomness;
+use crate::view::Stage;
+use aenv_network::NetworkError;
+use aenv_vmm::VmmError;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Why a step failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Cause {
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    #[error(transparent)]
+    Vmm(#[from] VmmError),
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    #[error(transparent)]
+    Random(#[from] NoRandomness),
+    #[error("{context}: {source}")]
+    File { context: String, source: std::io::Error },
+    #[error("no answer within {0:?}")]
+    Hung(Duration),
+    #[error("{0}")]
+    NoCapacity(String),
+    #[error("the sandbox was killed while it was being made")]
+    Cancelled,
+    #[error("{0}")]
+    Unexpected(String),
+}
+
+/// A step that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("stage {stage}: {cause}")]
+pub(crate) struct Failure {
+    /// Which step.
+    pub(crate) stage: &'static str,
+    /// Why.
+    pub(crate) cause: Cause,
+}
+
+impl Failure {
+    pub(crate) fn new(stage: &'static str, cause: impl Into<Cause>) -> Self {
+        Self { stage, cause: cause.into() }
+    }
+
+    /// What the caller of `operation` is told.
+    pub(crate) fn into_error(self, operation: &str) -> Error {
+        match self.cause {
+            Cause::Disk(error @ DiskError::NoSpace(_)) => Error::NoCapacity(error.to_string()),
+            Cause::Network(error @ NetworkError::Exhausted(_)) => Error::NoCapacity(error.to_string()),
+            Cause::Vmm(VmmError::Io { context, source })
+                if source.kind() == std::io::ErrorKind::StorageFull =>
+            {
+                Error::NoCapacity(format!("{context}: {source}"))
+            }
+            Cause::NoCapacity(reason) => Error::NoCapacity(reason),
+            cause @ Cause::Cancelled => Error::Conflict(cause.to_string()),
+            cause => Error::Internal {
+                context: format!("{operation}, stage {}", self.stage),
+                reason: cause.to_string(),
+            },
+        }
+    }
+}
+
+/// Times of the steps done so far, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Stages {
+    done: Vec<Stage>,
+}
+
+impl Stages {
+    /// Runs a step that must end within `limit`.
+    pub(crate) async fn run<T, E: Into<Cause>>(
+        &mut self,
+        stage: &'static str,
+        limit: Duration,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, Failure> {
+        let (result, took) = timed(limit, work).await;
+        self.add(stage, took);
+        result.map_err(|cause| Failure { stage, cause })
+    }
+
+    /// Notes a step that was timed elsewhere.
+    pub(crate) fn add(&mut self, name: &'static str, duration: Duration) {
+        self.done.push(Stage { name, duration });
+    }
+
+    /// The times.
+    pub(crate) fn into_vec(self) -> Vec<Stage> {
+        self.done
+    }
+}
+
+/// Runs `work`, at most for `limit`; tells how long it took.
+pub(crate) async fn timed<T, E: Into<Cause>>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, E>>,
+) -> (Result<T, Cause>, Duration) {
+    let start = Instant::now();
+    let result = match tokio::time::timeout(limit, work).await {
+        Ok(result) => result.map_err(Into::into),
+        Err(_) => Err(Cause::Hung(limit)),
+    };
+    (result, start.elapsed())
+}

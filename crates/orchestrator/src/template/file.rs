@@ -1,0 +1,256 @@
+//! Templates and captures as files. Blocking; used at start, at import and after a preparation.
+//!
+//! A capture's key is the SHA-256 over everything its memory image is bound to: the VMM's identity, the kernel, the
+//! initramfs, the root filesystem and the virtual hardware. A capture of another key is never restored.
+
+use crate::data_dir::{DataDir, write_durably};
+use aenv_protocol::ids::TemplateId;
+use aenv_vmm::{CaptureFiles, CaptureReport, Identity};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Raised when captures made by earlier versions must not be used any more.
+const CAPTURE_VERSION: u32 = 1;
+
+/// `template.json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct TemplateFile {
+    /// Names its directory.
+    pub(crate) id: TemplateId,
+    /// Unique on this node.
+    pub(crate) name: String,
+    /// Virtual CPUs of its sandboxes.
+    pub(crate) vcpus: u32,
+    /// Memory of its sandboxes.
+    pub(crate) memory_mib: u64,
+    /// Of `rootfs.ext4`, in hex.
+    pub(crate) rootfs_sha256: String,
+    /// When it was imported.
+    pub(crate) created_at: jiff::Timestamp,
+}
+
+impl TemplateFile {
+    /// The template in `dir`; none when it was never finished.
+    pub(crate) fn read(dir: &Path) -> Result<Option<Self>> {
+        match std::fs::read(dir.join("template.json")) {
+            Ok(content) => Ok(Some(serde_json::from_slice(&content)?)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) fn write(&self, dir: &Path) -> Result<()> {
+        write_durably(&dir.join("template.json"), &serde_json::to_vec_pretty(self)?)
+    }
+}
+
+/// Every finished template of a data directory.
+pub(crate) fn read_all(dir: &DataDir) -> Result<Vec<TemplateFile>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir.templates())? {
+        let path = entry?.path();
+        let template = TemplateFile::read(&path).map_err(|error| {
+            Error::new(error.kind(), format!("{}: {error}", path.join("template.json").display()))
+        })?;
+        found.extend(template);
+    }
+    Ok(found)
+}
+
+/// `capture.json`: proof that a capture is whole, and what it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct CaptureFile {
+    pub(super) key: String,
+    pub(super) vmm: Identity,
+    pub(super) created_at: jiff::Timestamp,
+    pub(super) report: CaptureReport,
+}
+
+/// A whole capture on disk.
+#[derive(Debug, Clone)]
+pub(crate) struct Capture {
+    /// What it is bound to.
+    pub(crate) key: String,
+    /// Memory and devices.
+    pub(crate) files: CaptureFiles,
+    /// The disk as it was at the same moment.
+    pub(crate) disk: PathBuf,
+}
+
+impl Capture {
+    /// Where the capture of `key` lies or is to lie.
+    pub(super) fn directory(template_dir: &Path, key: &str) -> PathBuf {
+        template_dir.join("captures").join(key)
+    }
+
+    pub(super) fn in_directory(directory: &Path, key: &str) -> Self {
+        Self {
+            key: key.to_owned(),
+            files: CaptureFiles { memory: directory.join("memory"), state: directory.join("state") },
+            disk: directory.join("disk.ext4"),
+        }
+    }
+
+    /// The whole capture of `key`, if there is one.
+    pub(crate) fn find(template_dir: &Path, key: &str) -> Result<Option<Self>> {
+        let directory = Self::directory(template_dir, key);
+        match std::fs::read(directory.join("capture.json")) {
+            Ok(content) => {
+                let file: CaptureFile = serde_json::from_slice(&content)?;
+                Ok((file.key == key).then(|| Self::in_directory(&directory, key)))
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes the capture whole: its files first, its description last.
+    pub(super) fn finish(&self, file: &CaptureFile) -> Result<()> {
+        for path in [&self.files.memory, &self.files.state, &self.disk] {
+            File::open(path)?.sync_all()?;
+        }
+        let directory = self.disk.parent().ok_or(ErrorKind::InvalidInput)?;
+        write_durably(&directory.join("capture.json"), &serde_json::to_vec_pretty(file)?)
+    }
+}
+
+/// Removes the captures of a template that are neither in `used` nor the present one; returns their keys.
+pub(crate) fn remove_stale_captures(
+    template_dir: &Path,
+    present: &str,
+    used: &BTreeSet<String>,
+) -> Result<Vec<String>> {
+    let entries = match std::fs::read_dir(template_dir.join("captures")) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut removed = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let key = entry.file_name().to_string_lossy().into_owned();
+        if key != present && !used.contains(&key) {
+            std::fs::remove_dir_all(entry.path())?;
+            removed.push(key);
+        }
+    }
+    Ok(removed)
+}
+
+/// SHA-256 of a file, in hex.
+pub(crate) fn sha256(path: &Path) -> Result<String> {
+    let mut file = File::open(path)
+        .map_err(|error| Error::new(error.kind(), format!("cannot open {}: {error}", path.display())))?;
+    let mut digest = Sha256::new();
+    std::io::copy(&mut file, &mut digest)?;
+    Ok(hex::encode(digest.finalize()))
+}
+
+/// What a capture of `template` is bound to on this node.
+pub(crate) fn capture_key(
+    template: &TemplateFile,
+    vmm: &Identity,
+    kernel_sha256: &str,
+    initramfs_sha256: &str,
+) -> Result<String> {
+    let bound = serde_json::to_vec(&serde_json::json!({
+        "version": CAPTURE_VERSION,
+        "vmm": vmm,
+        "kernel": kernel_sha256,
+        "initramfs": initramfs_sha256,
+        "rootfs": template.rootfs_sha256,
+        "vcpus": template.vcpus,
+        "memoryMib": template.memory_mib,
+    }))?;
+    Ok(hex::encode(&Sha256::digest(bound)[..16]))
+}
+
+/// Bytes the files below `dir` occupy.
+pub(super) fn stored_bytes(dir: &Path) -> Result<u64> {
+    let mut total = 0;
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        total += if metadata.is_dir() { stored_bytes(&entry.path())? } else { metadata.blocks() * 512 };
+    }
+    Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn template() -> TemplateFile {
+        TemplateFile {
+            id: "t1".parse().unwrap(),
+            name: "base".to_owned(),
+            vcpus: 2,
+            memory_mib: 512,
+            rootfs_sha256: "r".to_owned(),
+            created_at: jiff::Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    fn identity() -> Identity {
+        Identity {
+            driver: "fake".to_owned(),
+            version: "1".to_owned(),
+            accelerator: "tcg".to_owned(),
+            cpu_model: "max".to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_key_changes_with_everything_a_capture_is_bound_to() {
+        let key = |template: &TemplateFile, vmm: &Identity, kernel: &str, initramfs: &str| {
+            capture_key(template, vmm, kernel, initramfs).unwrap()
+        };
+        let base = key(&template(), &identity(), "k", "i");
+        assert_eq!(
+            base,
+            key(&TemplateFile { name: "other".to_owned(), ..template() }, &identity(), "k", "i")
+        );
+        let others = [
+            key(&template(), &Identity { cpu_model: "other".to_owned(), ..identity() }, "k", "i"),
+            key(&template(), &identity(), "other", "i"),
+            key(&template(), &identity(), "k", "other"),
+            key(&TemplateFile { vcpus: 4, ..template() }, &identity(), "k", "i"),
+            key(&TemplateFile { memory_mib: 4, ..template() }, &identity(), "k", "i"),
+            key(&TemplateFile { rootfs_sha256: "other".to_owned(), ..template() }, &identity(), "k", "i"),
+        ];
+        let all: BTreeSet<_> = others.iter().chain([&base]).collect();
+        assert_eq!(all.len(), 7);
+    }
+
+    #[test]
+    fn only_unused_captures_of_other_keys_are_removed() {
+        let temporary = tempfile::tempdir().unwrap();
+        for key in ["present", "used", "stale"] {
+            std::fs::create_dir_all(Capture::directory(temporary.path(), key)).unwrap();
+        }
+        let used = BTreeSet::from(["used".to_owned()]);
+        assert_eq!(remove_stale_captures(temporary.path(), "present", &used).unwrap(), ["stale"]);
+        assert!(Capture::directory(temporary.path(), "used").exists());
+        assert_eq!(
+            Capture::find(temporary.path(), "present").unwrap().map(|_| ()),
+            None,
+            "it has no capture.json"
+        );
+    }
+
+    #[test]
+    fn the_format_of_template_json_is_pinned() {
+        let text = serde_json::to_string(&template()).unwrap();
+        assert_eq!(
+            text,
+            r#"{"id":"t1","name":"base","vcpus":2,"memoryMib":512,"rootfsSha256":"r","createdAt":"1970-01-01T00:00:00Z"}"#
+        );
+    }
+}

@@ -1,0 +1,141 @@
+//! Makes the capture of a template: boots it once, waits for its guest daemon, stops it and keeps what it was.
+//!
+//! Journalled like a sandbox: a node killed in the middle leaves nothing that the next one does not remove. The capture
+//! counts only when its description was written, which is the last thing done.
+
+use super::file::CaptureFile;
+use super::{Capture, Progress, Template};
+use crate::clearing;
+use crate::journal::Role;
+use crate::node::Node;
+use crate::random;
+use crate::stage::{Cause, Failure, Stages};
+use crate::vm::{Origin, Vm, file_error, new_record};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Time to write a guest's memory to a file.
+const CAPTURE_LIMIT: Duration = Duration::from_secs(300);
+
+/// Makes the capture and publishes it in the template's progress.
+pub(crate) async fn prepare(node: &Arc<Node>, template: &Arc<Template>) {
+    let name = &template.file.name;
+    tracing::info!(template = %name, key = %template.key, "making the template's capture");
+    let progress = match make(node, template).await {
+        Ok(capture) => {
+            tracing::info!(template = %name, "template is ready");
+            Progress::Ready(Arc::new(capture))
+        }
+        Err(failure) => {
+            tracing::error!(template = %name, error = %failure, "the template's capture could not be made");
+            Progress::Failed(failure.to_string())
+        }
+    };
+    let measured = Arc::clone(template);
+    if let Err(error) = tokio::task::spawn_blocking(move || measured.measure()).await {
+        tracing::warn!(template = %name, %error, "size of the template's files unknown");
+    }
+    template.set_progress(progress);
+}
+
+async fn make(node: &Arc<Node>, template: &Arc<Template>) -> Result<Capture, Failure> {
+    let _permit = node.admission.for_background().await?;
+    node.admission.check_room(&node.dir)?;
+    let id = random::sandbox_id().map_err(|error| Failure::new("journal", error))?;
+    let mut vm = Vm::new(new_record(id, Role::Preparation, template, None));
+    let directory = Capture::directory(&template.dir, &template.key);
+    let result = match boot_and_capture(node, template, &mut vm, &directory).await {
+        Ok(file) => keep(node, &vm, &template.key, &directory, file).await,
+        Err(failure) => Err(failure),
+    };
+    clearing::discard(node, vm).await;
+    result
+}
+
+async fn boot_and_capture(
+    node: &Arc<Node>,
+    template: &Template,
+    vm: &mut Vm,
+    directory: &Path,
+) -> Result<CaptureFile, Failure> {
+    let at = |stage, source| {
+        Failure::new(stage, file_error(format!("cannot use {}", directory.display()), source))
+    };
+    // An unfinished capture of the same key, left by a killed node.
+    match tokio::fs::remove_dir_all(directory).await {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(at("capture", error)),
+        _ => {}
+    }
+    tokio::fs::create_dir_all(directory).await.map_err(|error| at("capture", error))?;
+    let mut stages = Stages::default();
+    vm.make(node, &Origin::Rootfs(&template.dir.join("rootfs.ext4")), &mut stages).await?;
+    let settled = async {
+        greet(node, vm).await?;
+        tokio::time::sleep(node.settings.deadlines.settle).await;
+        Ok(())
+    };
+    tokio::select! {
+        settled = settled => settled?,
+        () = node.stopping.cancelled() => {
+            return Err(Failure::new("boot", Cause::Unexpected("the node is shutting down".to_owned())));
+        }
+    }
+    vm.stop(node, &mut stages).await?;
+    let files = Capture::in_directory(directory, &template.key).files;
+    let report = stages.run("capture", CAPTURE_LIMIT, vm.machine("capture")?.capture(&files)).await?;
+    Ok(CaptureFile {
+        key: template.key.clone(),
+        vmm: node.parts.vmm.identity().clone(),
+        created_at: jiff::Timestamp::now(),
+        report,
+    })
+}
+
+/// Waits for the guest daemon. The channel ends here, so that the capture holds no open connection.
+async fn greet(node: &Node, vm: &Vm) -> Result<(), Failure> {
+    let (machine, channel) = (vm.machine("boot")?, vm.channel()?);
+    let answer = tokio::select! {
+        answer = channel.wait_until_healthy(node.settings.deadlines.boot) => answer,
+        exit = machine.wait() => {
+            let reason = format!("the VM ended while it booted ({:?}): {}", exit.cause, exit.detail);
+            return Err(Failure::new("boot", Cause::Unexpected(reason)));
+        }
+    };
+    match answer {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            // Its end brings the last lines of the guest's console.
+            let seen = match machine.kill().await {
+                Ok(exit) => exit.detail,
+                Err(kill) => format!("(no console: {kill})"),
+            };
+            Err(Failure::new("boot", Cause::Unexpected(format!("{error}; the guest's last words: {seen}"))))
+        }
+    }
+}
+
+/// Ends the VM and makes what it was a capture.
+async fn keep(
+    node: &Node,
+    vm: &Vm,
+    key: &str,
+    directory: &Path,
+    file: CaptureFile,
+) -> Result<Capture, Failure> {
+    let mut stages = Stages::default();
+    stages.run("kill", node.settings.deadlines.step, vm.machine("kill")?.kill()).await?;
+    let capture = Capture::in_directory(directory, key);
+    let disk = node.dir.sandbox_disk(&vm.record.id);
+    let finished = capture.clone();
+    let result = tokio::task::spawn_blocking(move || {
+        std::fs::rename(&disk, &finished.disk)?;
+        finished.finish(&file)
+    })
+    .await
+    .unwrap_or_else(|error| Err(std::io::Error::other(error)));
+    result.map_err(|error| {
+        Failure::new("capture", file_error(format!("cannot finish capture {}", directory.display()), error))
+    })?;
+    Ok(capture)
+}

@@ -1,0 +1,174 @@
+//! One VM with everything it holds, from its journal row to its process: the steps that make it, for every role.
+//!
+//! Each step notes in the journal what the next one will make. A step that fails leaves the rest to
+//! [`clearing`](crate::clearing), which needs to know only this value.
+
+use crate::disk::clone_disk;
+use crate::guest_channel::GuestChannel;
+use crate::journal::{Role, VmRecord};
+use crate::lifecycle::{self, Event, Phase};
+use crate::node::Node;
+use crate::stage::{Cause, Failure, Stages, timed};
+use crate::template::Capture;
+use aenv_network::Slot;
+use aenv_vmm::{Machine, MachineSpec};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A VM and what was made for it so far.
+pub(crate) struct Vm {
+    /// As it is, or is about to be, in the journal.
+    pub(crate) record: VmRecord,
+    /// Its network, once taken.
+    pub(crate) slot: Option<Slot>,
+    /// Its VMM, once started.
+    pub(crate) machine: Option<Arc<dyn Machine>>,
+}
+
+/// What a VM is made from.
+pub(crate) enum Origin<'a> {
+    /// A capture: memory, devices and disk.
+    Capture(&'a Capture),
+    /// A template's disk, to be booted.
+    Rootfs(&'a Path),
+}
+
+impl Origin<'_> {
+    fn disk(&self) -> &Path {
+        match self {
+            Self::Capture(capture) => &capture.disk,
+            Self::Rootfs(path) => path,
+        }
+    }
+}
+
+impl Vm {
+    /// Nothing is made yet.
+    pub(crate) fn new(record: VmRecord) -> Self {
+        Self { record, slot: None, machine: None }
+    }
+
+    /// Takes a network, makes the disk and starts the VMM. Its vCPUs are stopped after a restore and run after a boot.
+    pub(crate) async fn make(
+        &mut self,
+        node: &Node,
+        origin: &Origin<'_>,
+        stages: &mut Stages,
+    ) -> Result<(), Failure> {
+        self.note(node).await?;
+        self.make_room(node, origin.disk(), stages).await?;
+        self.start(node, origin, stages).await
+    }
+
+    async fn make_room(&mut self, node: &Node, base: &Path, stages: &mut Stages) -> Result<(), Failure> {
+        let id = &self.record.id;
+        let run_dir = node.dir.sandbox_run(id);
+        tokio::fs::create_dir_all(&run_dir).await.map_err(|source| {
+            Failure::new("disk", file_error(format!("cannot make {}", run_dir.display()), source))
+        })?;
+        let limit = node.settings.deadlines.step;
+        let disk = node.dir.sandbox_disk(id);
+        // Both run to their end even when one fails, so that what was made is known.
+        let ((slot, slot_time), (disk, disk_time)) = tokio::join!(
+            timed(limit, node.parts.slots.acquire()),
+            timed(limit, clone_disk(base, &disk, node.settings.disk_copies)),
+        );
+        stages.add("slot", slot_time);
+        stages.add("disk", disk_time);
+        let slot = slot.map_err(|cause| Failure { stage: "slot", cause });
+        if let Ok(slot) = &slot {
+            self.record.slot = Some(slot.name.clone());
+            self.slot = Some(slot.clone());
+        }
+        disk.map_err(|cause| Failure { stage: "disk", cause })?;
+        slot?;
+        self.note(node).await
+    }
+
+    async fn start(&mut self, node: &Node, origin: &Origin<'_>, stages: &mut Stages) -> Result<(), Failure> {
+        let placement = node.placement(&self.record.id, self.slot("restore")?);
+        let (vmm, spec, limit) = (&node.parts.vmm, &self.record.spec, node.settings.deadlines.step);
+        let machine = match origin {
+            Origin::Capture(capture) => {
+                stages.run("restore", limit, vmm.restore(spec, &capture.files, placement)).await?
+            }
+            Origin::Rootfs(_) => stages.run("boot", limit, vmm.boot(spec, placement)).await?,
+        };
+        self.record.process = Some(machine.record().clone());
+        self.machine = Some(Arc::from(machine));
+        self.note(node).await
+    }
+
+    /// Lets the vCPUs run.
+    pub(crate) async fn resume(&self, node: &Node, stages: &mut Stages) -> Result<(), Failure> {
+        stages.run("resume", node.settings.deadlines.step, self.machine("resume")?.resume()).await
+    }
+
+    /// Stops the vCPUs.
+    pub(crate) async fn stop(&self, node: &Node, stages: &mut Stages) -> Result<(), Failure> {
+        stages.run("stop", node.settings.deadlines.step, self.machine("stop")?.stop()).await
+    }
+
+    /// A new channel to the guest.
+    pub(crate) fn channel(&self) -> Result<GuestChannel, Failure> {
+        Ok(GuestChannel::new(self.slot("init")?))
+    }
+
+    /// Journals that everything was made and the guest answered.
+    pub(crate) async fn started(&mut self, node: &Node, stages: &mut Stages) -> Result<(), Failure> {
+        self.record.phase = lifecycle::next(self.record.phase, Event::Started).map_err(|refusal| {
+            Failure::new("journal", Cause::Unexpected(format!("it cannot start: {refusal:?}")))
+        })?;
+        stages.run("journal", node.settings.deadlines.step, node.journal.put(&self.record)).await
+    }
+
+    /// The network, which a VM that was made has.
+    pub(crate) fn slot(&self, stage: &'static str) -> Result<&Slot, Failure> {
+        self.slot
+            .as_ref()
+            .ok_or_else(|| Failure::new(stage, Cause::Unexpected("it has no network yet".to_owned())))
+    }
+
+    /// The machine, which a VM that was made has.
+    pub(crate) fn machine(&self, stage: &'static str) -> Result<&Arc<dyn Machine>, Failure> {
+        self.machine
+            .as_ref()
+            .ok_or_else(|| Failure::new(stage, Cause::Unexpected("it has no VMM yet".to_owned())))
+    }
+
+    async fn note(&self, node: &Node) -> Result<(), Failure> {
+        node.journal.put(&self.record).await.map_err(|error| Failure::new("journal", error))
+    }
+}
+
+/// The record of a VM of which nothing is made yet.
+pub(crate) fn new_record(
+    id: aenv_protocol::ids::SandboxId,
+    role: Role,
+    template: &crate::template::Template,
+    capture_key: Option<String>,
+) -> VmRecord {
+    VmRecord {
+        id,
+        role,
+        phase: Phase::Starting,
+        template_id: template.file.id.clone(),
+        template_name: template.file.name.clone(),
+        capture_key,
+        spec: MachineSpec { vcpus: template.file.vcpus, memory_mib: template.file.memory_mib },
+        disk_mib: template.disk_mib,
+        slot: None,
+        process: None,
+        tenancy: None,
+        loss: None,
+    }
+}
+
+/// A failed call on a file.
+pub(crate) fn file_error(context: String, source: std::io::Error) -> Cause {
+    if source.kind() == std::io::ErrorKind::StorageFull {
+        Cause::NoCapacity(format!("{context}: {source}"))
+    } else {
+        Cause::File { context, source }
+    }
+}
