@@ -1,0 +1,295 @@
+//! The shape of the command line: every command, option and help text, and nothing else.
+//!
+//! Owns no state. Values are checked here as far as that needs no I/O; what they mean is decided in `commands`.
+
+use aenv_protocol::ids::SandboxId;
+use clap::{Args, Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    done
+  1    failed; standard error says what failed and how to fix it
+  2    the command line or the settings are wrong
+  124  exec: the command ran longer than --timeout and was killed
+  125  exec: the connection to the sandbox broke, the command's own exit code is unknown
+  128+N  ended by signal N; for exec, the command in the sandbox ended by signal N
+  otherwise exec ends with the exit code of its command
+
+Settings, first found wins: options, environment (E2B_API_KEY, E2B_API_URL, E2B_SANDBOX_URL),
+the file .aenv/env of this directory or of a directory above it (`make up` writes it).";
+
+/// Sandboxes for AI agents: start one, run commands in it, copy files, look after it.
+#[derive(Debug, Parser)]
+#[command(name = "aenv", version, after_help = EXIT_CODES, arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) global: GlobalArguments,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Options of every command.
+#[derive(Debug, Args)]
+pub(crate) struct GlobalArguments {
+    /// Key of the API; other users of this machine can see options, so prefer E2B_API_KEY
+    #[arg(long, global = true, value_name = "KEY", help_heading = "Connection")]
+    pub(crate) api_key: Option<String>,
+    /// Address of the API [default: http://127.0.0.1:8000]
+    #[arg(long, global = true, value_name = "URL", help_heading = "Connection")]
+    pub(crate) api_url: Option<String>,
+    /// Address of the sandboxes [default: the address of the API]
+    #[arg(long, global = true, value_name = "URL", help_heading = "Connection")]
+    pub(crate) sandbox_url: Option<String>,
+    /// Print JSON, also on a terminal (piped output is JSON anyway)
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Look at templates
+    #[command(subcommand, visible_alias = "templates")]
+    Template(TemplateCommand),
+    /// Start a sandbox
+    ///
+    /// Prints its id. Then stays attached: Ctrl-C kills the sandbox. With --detach, or when standard input or
+    /// output is not a terminal, ends at once and leaves the sandbox running until its timeout.
+    Start(StartArguments),
+    /// Run a command in a sandbox
+    ///
+    /// The command's arguments are passed on as they are, no shell reads them (see -c). Its output streams are
+    /// passed through byte by byte, its exit code becomes that of aenv. Ctrl-C ends the command, not the sandbox.
+    Exec(ExecArguments),
+    /// List sandboxes
+    #[command(visible_alias = "list")]
+    Ls(ListArguments),
+    /// Kill sandboxes
+    #[command(visible_alias = "kill")]
+    Rm(RemoveArguments),
+    /// Set how long a sandbox lives from now on
+    Timeout(TimeoutArguments),
+    /// Copy one file into a sandbox
+    Upload(UploadArguments),
+    /// Copy one file out of a sandbox
+    Download(DownloadArguments),
+    /// Show what the API knows about a sandbox
+    Inspect(InspectArguments),
+    /// Examine this machine, the API and the key, and say what to do about what is wrong
+    Doctor,
+}
+
+/// Commands about templates.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TemplateCommand {
+    /// List templates
+    #[command(visible_alias = "list")]
+    Ls,
+}
+
+/// Arguments of `start`.
+#[derive(Debug, Args)]
+pub(crate) struct StartArguments {
+    /// Template to start from
+    #[arg(default_value = "base")]
+    pub(crate) template: String,
+    /// How long the sandbox lives: 300, 90s, 5m, 1h30m
+    #[arg(long, default_value = "5m", value_parser = parse_duration, value_name = "DURATION")]
+    pub(crate) timeout: Duration,
+    /// Environment variable of every process in the sandbox; may be repeated
+    #[arg(long = "env", short = 'e', value_parser = parse_pair, value_name = "KEY=VALUE")]
+    pub(crate) environment: Vec<(String, String)>,
+    /// Label of the sandbox, `ls --metadata` finds it; may be repeated
+    #[arg(long, short = 'm', value_parser = parse_pair, value_name = "KEY=VALUE")]
+    pub(crate) metadata: Vec<(String, String)>,
+    /// Let the sandbox reach nothing outside
+    #[arg(long)]
+    pub(crate) no_internet: bool,
+    /// Leave the sandbox running and end
+    #[arg(long, short = 'd')]
+    pub(crate) detach: bool,
+}
+
+/// Arguments of `exec`.
+#[derive(Debug, Args)]
+pub(crate) struct ExecArguments {
+    /// Sandbox to run in
+    #[arg(value_name = "ID", value_parser = parse_sandbox_id)]
+    pub(crate) sandbox: SandboxId,
+    /// User to run as [default: the sandbox's default user]
+    #[arg(long, short = 'u')]
+    pub(crate) user: Option<String>,
+    /// Directory to run in
+    #[arg(long, short = 'w', value_name = "DIRECTORY")]
+    pub(crate) cwd: Option<String>,
+    /// Environment variable of the command; may be repeated
+    #[arg(long = "env", short = 'e', value_parser = parse_pair, value_name = "KEY=VALUE")]
+    pub(crate) environment: Vec<(String, String)>,
+    /// Kill the command when it runs longer
+    #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
+    pub(crate) timeout: Option<Duration>,
+    /// Forward standard input also when it is a terminal (piped input is always forwarded)
+    #[arg(long, short = 'i')]
+    pub(crate) interactive: bool,
+    /// Do not read standard input: the command finds its own empty
+    #[arg(long, short = 'n', conflicts_with = "interactive")]
+    pub(crate) no_stdin: bool,
+    /// Run STRING with `/bin/bash -l -c`; further arguments become $0, $1, …
+    #[arg(short = 'c', long = "command", value_name = "STRING")]
+    pub(crate) shell_command: Option<String>,
+    /// Command and its arguments
+    #[arg(trailing_var_arg = true, required_unless_present = "shell_command", value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+}
+
+/// Arguments of `ls`.
+#[derive(Debug, Args)]
+pub(crate) struct ListArguments {
+    /// Also list sandboxes that were lost, with the reason
+    #[arg(long, short = 'a')]
+    pub(crate) all: bool,
+    /// Only sandboxes with this label; may be repeated, then all must match
+    #[arg(long, short = 'm', value_parser = parse_pair, value_name = "KEY=VALUE")]
+    pub(crate) metadata: Vec<(String, String)>,
+}
+
+/// Arguments of `rm`.
+#[derive(Debug, Args)]
+pub(crate) struct RemoveArguments {
+    /// Sandboxes to kill
+    #[arg(value_name = "ID", required_unless_present = "all", value_parser = parse_sandbox_id)]
+    pub(crate) sandboxes: Vec<SandboxId>,
+    /// Kill every sandbox
+    #[arg(long, conflicts_with = "sandboxes")]
+    pub(crate) all: bool,
+}
+
+/// Arguments of `timeout`.
+#[derive(Debug, Args)]
+pub(crate) struct TimeoutArguments {
+    /// Sandbox to change
+    #[arg(value_name = "ID", value_parser = parse_sandbox_id)]
+    pub(crate) sandbox: SandboxId,
+    /// Time to live, counted from now: 300, 90s, 10m, 1h30m
+    #[arg(value_parser = parse_duration)]
+    pub(crate) duration: Duration,
+}
+
+/// Arguments of `upload`.
+#[derive(Debug, Args)]
+pub(crate) struct UploadArguments {
+    /// Sandbox to copy into
+    #[arg(value_name = "ID", value_parser = parse_sandbox_id)]
+    pub(crate) sandbox: SandboxId,
+    /// File of this machine; `-` is standard input
+    pub(crate) local: PathBuf,
+    /// Path in the sandbox; relative to the user's home; with `/` at its end the local name is added
+    pub(crate) remote: OsString,
+    /// User who owns the file and whose home relative paths start at
+    #[arg(long, short = 'u')]
+    pub(crate) user: Option<String>,
+}
+
+/// Arguments of `download`.
+#[derive(Debug, Args)]
+pub(crate) struct DownloadArguments {
+    /// Sandbox to copy from
+    #[arg(value_name = "ID", value_parser = parse_sandbox_id)]
+    pub(crate) sandbox: SandboxId,
+    /// Path in the sandbox; relative to the user's home
+    pub(crate) remote: OsString,
+    /// File or directory of this machine; `-` is standard output
+    pub(crate) local: PathBuf,
+    /// User whose home relative paths start at and who must be able to read the file
+    #[arg(long, short = 'u')]
+    pub(crate) user: Option<String>,
+}
+
+/// Arguments of `inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArguments {
+    /// Sandbox to show
+    #[arg(value_name = "ID", value_parser = parse_sandbox_id)]
+    pub(crate) sandbox: SandboxId,
+}
+
+/// Longest time to live that can be asked for; the node has its own, smaller, limit.
+const MAX_DURATION_SECONDS: u64 = i32::MAX as u64;
+
+/// Reads a duration: whole seconds, or numbers with units as in `1h30m`.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let expected = "expected seconds or a duration such as 90s, 5m or 1h30m";
+    let duration = if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        Duration::from_secs(text.parse().map_err(|_| "is far too long".to_owned())?)
+    } else {
+        let signed: jiff::SignedDuration = text.parse().map_err(|_| expected.to_owned())?;
+        Duration::try_from(signed).map_err(|_| "must not be negative".to_owned())?
+    };
+    if duration.is_zero() {
+        return Err("must be longer than zero".to_owned());
+    }
+    if duration.as_secs() > MAX_DURATION_SECONDS {
+        return Err("is far too long".to_owned());
+    }
+    Ok(duration)
+}
+
+/// Reads `KEY=VALUE`; the value may be empty and may contain `=`.
+fn parse_pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some(("", _)) => Err("the key before `=` is empty".to_owned()),
+        Some((key, value)) => Ok((key.to_owned(), value.to_owned())),
+        None => Err("expected KEY=VALUE".to_owned()),
+    }
+}
+
+/// Reads a sandbox id, also in the longer form that older clients print.
+fn parse_sandbox_id(text: &str) -> Result<SandboxId, String> {
+    SandboxId::from_path(text).map_err(|_| "not a sandbox id; `aenv ls` lists them".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn durations_are_seconds_or_have_units() {
+        for (text, seconds) in [("90", 90), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("2h", 7200)] {
+            assert_eq!(parse_duration(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        assert_eq!(parse_duration("1500ms"), Ok(Duration::from_millis(1500)));
+        for text in
+            ["", "0", "0s", "-5m", "-1", "abc", "5 parsecs", "99999999999999999999", "9999999999999h", "3y"]
+        {
+            assert!(parse_duration(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn exec_passes_options_of_the_command_on() {
+        let parsed =
+            Arguments::try_parse_from(["aenv", "exec", "i1", "-u", "root", "--", "ls", "-l", "--json"]);
+        let Command::Exec(exec) = parsed.unwrap().command else { panic!("exec expected") };
+        assert_eq!(exec.command, ["ls", "-l", "--json"]);
+        assert_eq!(exec.user.as_deref(), Some("root"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_the_readers_panic(text in ".*") {
+            let _ = parse_duration(&text);
+            let _ = parse_pair(&text);
+            let _ = parse_sandbox_id(&text);
+        }
+    }
+}

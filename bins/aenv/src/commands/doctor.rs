@@ -1,0 +1,123 @@
+//! `aenv doctor`: what this machine offers, and whether the API and the key work.
+//!
+//! The machine is examined by `aenv-node doctor --json`: the program that runs sandboxes here is the one to ask.
+//! Owns no check of the machine itself.
+
+use crate::api_client::{ApiError, health};
+use crate::commands::Context;
+use crate::failure::{Exit, Failure};
+use aenv_protocol::doctor::{Check, Report, Status};
+use http::StatusCode;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const NODE: &str = "aenv-node";
+/// The examination boots nothing; if it takes this long, something hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Examines and reports; fails if anything that sandboxes need is missing.
+pub(crate) async fn run(context: &Context) -> Result<Exit, Failure> {
+    let spinner = context.printer.spinner("examining");
+    let (mut checks, reachability) = tokio::join!(machine(), api(context));
+    drop(spinner);
+    checks.extend(reachability);
+    let report = Report { checks };
+    let missing = report.checks.iter().filter(|check| check.status == Status::Missing).count();
+    if context.printer.is_json() {
+        context.printer.json(&report)?;
+    } else {
+        let rows = report.checks.iter().map(|check| {
+            let advice = check.advice.clone().unwrap_or_default();
+            [check.name.clone(), status_name(check.status).to_owned(), check.found.clone(), advice]
+        });
+        context.printer.table(["CHECK", "STATUS", "FOUND", "WHAT TO DO"], rows.collect())?;
+        context.printer.note(match missing {
+            0 => "sandboxes can run",
+            _ => "sandboxes cannot run until what is missing is there",
+        });
+    }
+    Ok(if missing == 0 { Exit::DONE } else { Exit::FAILED })
+}
+
+fn status_name(status: Status) -> &'static str {
+    match status {
+        Status::Ok => "ok",
+        Status::Degraded => "degraded",
+        Status::Missing => "missing",
+    }
+}
+
+fn check(name: &str, status: Status, found: impl Into<String>, advice: Option<&str>) -> Check {
+    Check { name: name.to_owned(), status, found: found.into(), advice: advice.map(str::to_owned) }
+}
+
+/// What the node program says of this machine.
+async fn machine() -> Vec<Check> {
+    let program = node_program();
+    let examination = tokio::process::Command::new(&program)
+        .args(["doctor", "--json"])
+        .stdin(std::process::Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let failed = |found: String| {
+        vec![check("machine", Status::Degraded, found, Some("run it yourself to see more: aenv-node doctor"))]
+    };
+    match tokio::time::timeout(PATIENCE, examination).await {
+        Ok(Ok(output)) => match serde_json::from_slice::<Report>(&output.stdout) {
+            Ok(report) => report.checks,
+            Err(error) => {
+                let words = String::from_utf8_lossy(&output.stderr);
+                let last = words.trim().lines().last().unwrap_or_default();
+                failed(format!(
+                    "not examined: {} gave no report ({}): {error} {last}",
+                    program.display(),
+                    output.status
+                ))
+            }
+        },
+        Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => vec![check(
+            "machine",
+            Status::Degraded,
+            "not examined: aenv-node is neither beside aenv nor in PATH",
+            Some("nothing, if the node runs on another machine; else `make up` builds it"),
+        )],
+        Ok(Err(error)) => failed(format!("not examined: {} cannot be run: {error}", program.display())),
+        Err(_elapsed) => {
+            failed(format!("not examined: {} took longer than {} s", program.display(), PATIENCE.as_secs()))
+        }
+    }
+}
+
+/// The node program that belongs to this one: beside it, else wherever PATH has it.
+fn node_program() -> PathBuf {
+    let beside = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.join(NODE)));
+    beside.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from(NODE))
+}
+
+/// Whether a node answers, and whether it takes our key.
+async fn api(context: &Context) -> Vec<Check> {
+    let base = &context.settings.api;
+    let answers = match health(&context.transport, base).await {
+        Ok(()) => check("api", Status::Ok, format!("a node answers at {base}"), None),
+        Err(error) => {
+            let failure = Failure::from(error);
+            return vec![check("api", Status::Missing, failure.to_string(), failure.hint())];
+        }
+    };
+    let key = match context.api() {
+        Err(failure) => check("key", Status::Missing, failure.to_string(), failure.hint()),
+        Ok(client) => match client.templates().await {
+            Ok(templates) => {
+                check("key", Status::Ok, format!("accepted; {} templates", templates.len()), None)
+            }
+            Err(error) => {
+                let refused = matches!(error, ApiError::Refused { status: StatusCode::UNAUTHORIZED, .. });
+                let failure = Failure::from(error);
+                let found =
+                    if refused { "the node does not accept it".to_owned() } else { failure.to_string() };
+                check("key", Status::Missing, found, failure.hint())
+            }
+        },
+    };
+    vec![answers, key]
+}
