@@ -104,9 +104,9 @@ impl Drop for Waiting<'_> {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_full_house_refuses_after_the_limit() {
-        let admission = Admission::new(1, Duration::from_secs(5), 0);
+        let admission = Admission::new(1, Duration::from_millis(50), 0);
         let first = admission.for_caller().await.unwrap();
         let error = admission.for_caller().await.err().unwrap();
         assert!(matches!(error.cause, Cause::NoCapacity(_)), "{error}");
@@ -114,7 +114,7 @@ mod tests {
         assert!(admission.for_caller().await.is_ok());
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn background_work_lets_waiting_callers_go_first() {
         let admission = Arc::new(Admission::new(1, Duration::from_secs(60), 0));
         let order = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -132,7 +132,7 @@ mod tests {
         tokio::task::yield_now().await;
         let background = spawn("background", true);
         let second = spawn("second caller", false);
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(order.lock().unwrap().is_empty());
         drop(running);
         for task in [caller, second, background] {

@@ -110,7 +110,8 @@ mod tests {
         fn from_everywhere_a_kill_ends_it(events in proptest::collection::vec(proptest::sample::select(&EVENTS[..]), 0..40)) {
             let mut events = events;
             events.push(Event::Kill);
-            prop_assert_eq!(walk(&events).last(), Some(&Phase::Killing));
+            let phases = walk(&events);
+            prop_assert_eq!(phases.last(), Some(&Phase::Killing));
         }
 
         #[test]

@@ -1,1 +1,9 @@
-//! Placeholder.
+//! What tests need beside the product: fakes with seeded faults, and harnesses. Never part of a program.
+
+pub mod fake_host;
+pub mod fake_slots;
+pub mod fake_vmm;
+
+pub use fake_host::{Counts, FakeHost, Fault, Operation};
+pub use fake_slots::FakeSlots;
+pub use fake_vmm::FakeVmm;

@@ -1,0 +1,128 @@
+//! A node on a fake host, for tests that look at it from outside.
+
+use aenv_orchestrator::{
+    CreateRequest, Deadlines, DiskCopies, GuestArtifacts, Orchestrator, Parts, Settings, StartError,
+    TemplateState, import_template,
+};
+use aenv_protocol::ids::SandboxId;
+use aenv_testkit::{Counts, FakeHost, FakeSlots, FakeVmm};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Patience for things that must happen.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const NOTHING: Counts = Counts { vms: 0, slots: 0 };
+
+/// A data directory with the template `base`, on a host of its own.
+pub(crate) struct World {
+    pub(crate) host: Arc<FakeHost>,
+    directory: tempfile::TempDir,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let world = Self { host: FakeHost::new(), directory: tempfile::tempdir().unwrap() };
+        for (file, content) in [("kernel", "k"), ("initramfs", "i"), ("rootfs", "r")] {
+            std::fs::write(world.path(file), content).unwrap();
+        }
+        import_template(&world.path("data"), "base", 2, 512, &world.path("rootfs")).unwrap();
+        world
+    }
+
+    /// As [`Self::new`], with the capture of `base` made.
+    pub(crate) async fn prepared() -> Self {
+        let world = Self::new();
+        world.start(0).await.shutdown().await;
+        world
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) fn settings(&self, standbys: usize) -> Settings {
+        let guest = GuestArtifacts { kernel: self.path("kernel"), initramfs: self.path("initramfs") };
+        Settings {
+            standbys,
+            min_free_bytes: 1,
+            disk_copies: DiskCopies::FullCopyAllowed,
+            deadlines: Deadlines { settle: Duration::ZERO, ..Deadlines::default() },
+            ..Settings::new("t", self.path("data"), guest, "this boot".to_owned())
+        }
+    }
+
+    pub(crate) fn parts(&self) -> Parts {
+        Parts {
+            vmm: Arc::new(FakeVmm::new(Arc::clone(&self.host))),
+            slots: Arc::new(FakeSlots::new(Arc::clone(&self.host))),
+        }
+    }
+
+    /// A node whose template is ready and whose pool is full.
+    pub(crate) async fn start(&self, standbys: usize) -> Orchestrator {
+        self.start_with(self.settings(standbys)).await.unwrap()
+    }
+
+    pub(crate) async fn start_with(&self, settings: Settings) -> Result<Orchestrator, StartError> {
+        let standbys = settings.standbys;
+        let node = self.open(settings).await?;
+        eventually("the template is ready", || {
+            node.templates()
+                .iter()
+                .all(|template| template.state == TemplateState::Ready && template.standbys == standbys)
+        })
+        .await;
+        Ok(node)
+    }
+
+    /// Starts a node; waits for the lock of one that has just been dropped.
+    pub(crate) async fn open(&self, settings: Settings) -> Result<Orchestrator, StartError> {
+        let begin = Instant::now();
+        loop {
+            match Orchestrator::start(settings.clone(), self.parts()).await {
+                Err(StartError::InUse(_)) if begin.elapsed() < SOON => {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    pub(crate) fn sandbox_dirs(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path("data/sandboxes")).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    pub(crate) fn vm_name(id: &SandboxId) -> String {
+        format!("t-{id}")
+    }
+
+    /// Nothing of any VM is left, but for `vms` of them.
+    pub(crate) async fn only(&self, vms: usize) {
+        eventually(&format!("only {vms} VMs are left"), || {
+            self.host.counts() == Counts { vms, slots: vms } && self.sandbox_dirs().len() == vms
+        })
+        .await;
+    }
+}
+
+pub(crate) fn request() -> CreateRequest {
+    CreateRequest {
+        template: "base".to_owned(),
+        timeout: Duration::from_secs(300),
+        metadata: BTreeMap::from([("run".to_owned(), "7".to_owned())]),
+        env_vars: BTreeMap::from([("A".to_owned(), "b".to_owned())]),
+        secure: true,
+        internet_access: true,
+    }
+}
+
+pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < SOON, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

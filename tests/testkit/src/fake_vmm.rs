@@ -1,0 +1,225 @@
+//! A VMM in memory whose guests answer `/health` and `/init` over real TCP.
+//!
+//! A guest answers only while its vCPUs run. VMs live in the [`FakeHost`], not here: dropping this changes nothing.
+
+pub(crate) mod process;
+
+use crate::fake_host::{FakeHost, Operation};
+use aenv_vmm::{
+    CaptureFiles, CaptureReport, Exit, ExitCause, Identity, Machine, MachineSpec, Placement, ProcessRecord,
+    Vmm, VmmError,
+};
+use async_trait::async_trait;
+use process::FakeProcess;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The fake driver.
+pub struct FakeVmm {
+    host: Arc<FakeHost>,
+    identity: Identity,
+}
+
+impl FakeVmm {
+    /// A driver of VMs on `host`.
+    #[must_use]
+    pub fn new(host: Arc<FakeHost>) -> Self {
+        Self::with_version(host, "1")
+    }
+
+    /// As [`Self::new`], of another version: captures of one are of no use to the other.
+    #[must_use]
+    pub fn with_version(host: Arc<FakeHost>, version: &str) -> Self {
+        let identity = Identity {
+            driver: "fake".to_owned(),
+            version: version.to_owned(),
+            accelerator: "tcg".to_owned(),
+            cpu_model: "fake".to_owned(),
+        };
+        Self { host, identity }
+    }
+
+    async fn start(
+        &self,
+        operation: Operation,
+        running: bool,
+        placement: Placement,
+    ) -> Result<Box<dyn Machine>, VmmError> {
+        let start_error =
+            |reason: String| VmmError::Start { program: format!("fake VMM {}", placement.name), reason };
+        let call = self.host.begin(operation).await.map_err(start_error)?;
+        for path in [&placement.run_dir, &placement.disk] {
+            exists(path).map_err(start_error)?;
+        }
+        if self.host.process(&placement.name).is_some() {
+            return Err(start_error("a VM of that name runs".to_owned()));
+        }
+        let process = FakeProcess::start(&self.host, &placement, running)
+            .map_err(|source| VmmError::Io { context: "starting a fake guest".to_owned(), source })?;
+        self.host.add(Arc::clone(&process));
+        if call.is_fatal() {
+            self.host.end(&process, planned_death());
+        }
+        call.reply().await;
+        Ok(Box::new(FakeMachine { host: Arc::clone(&self.host), process }))
+    }
+}
+
+fn exists(path: &Path) -> Result<(), String> {
+    if path.exists() { Ok(()) } else { Err(format!("{} does not exist", path.display())) }
+}
+
+fn planned_death() -> Exit {
+    Exit { cause: ExitCause::VmmCrashed, detail: "planned death".to_owned() }
+}
+
+#[async_trait]
+impl Vmm for FakeVmm {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    async fn boot(&self, _spec: &MachineSpec, placement: Placement) -> Result<Box<dyn Machine>, VmmError> {
+        self.start(Operation::Boot, true, placement).await
+    }
+
+    async fn restore(
+        &self,
+        _spec: &MachineSpec,
+        capture: &CaptureFiles,
+        placement: Placement,
+    ) -> Result<Box<dyn Machine>, VmmError> {
+        for path in [&capture.memory, &capture.state] {
+            exists(path).map_err(|reason| VmmError::Start { program: "fake VMM".to_owned(), reason })?;
+        }
+        self.start(Operation::Restore, false, placement).await
+    }
+
+    async fn adopt(
+        &self,
+        _spec: &MachineSpec,
+        record: &ProcessRecord,
+        placement: Placement,
+    ) -> Result<Box<dyn Machine>, VmmError> {
+        let gone = |detail: String| VmmError::Gone { name: placement.name.clone(), detail };
+        let call = self.host.begin(Operation::Adopt).await.map_err(|reason| VmmError::Command {
+            name: placement.name.clone(),
+            command: "adopt".to_owned(),
+            reason,
+        })?;
+        let process = self
+            .host
+            .process(&placement.name)
+            .filter(|process| process.record() == record)
+            .ok_or_else(|| gone("no such process".to_owned()))?;
+        call.reply().await;
+        Ok(Box::new(FakeMachine { host: Arc::clone(&self.host), process }))
+    }
+
+    async fn reap_strays(&self, prefix: &str, keep: &[String]) -> Result<Vec<String>, VmmError> {
+        let call = self.host.begin(Operation::Reap).await.map_err(|reason| VmmError::Command {
+            name: prefix.to_owned(),
+            command: "reap".to_owned(),
+            reason,
+        })?;
+        let names: Vec<String> = self
+            .host
+            .vm_names()
+            .into_iter()
+            .filter(|name| name.starts_with(prefix) && !keep.contains(name))
+            .collect();
+        for name in &names {
+            self.host.end_vm(name, ExitCause::Killed, "reaped");
+        }
+        call.reply().await;
+        Ok(names)
+    }
+}
+
+struct FakeMachine {
+    host: Arc<FakeHost>,
+    process: Arc<FakeProcess>,
+}
+
+impl FakeMachine {
+    async fn command(
+        &self,
+        operation: Operation,
+        effect: impl FnOnce(&FakeProcess) + Send,
+    ) -> Result<(), VmmError> {
+        let call = self.host.begin(operation).await.map_err(|reason| VmmError::Command {
+            name: self.process.name().to_owned(),
+            command: format!("{operation:?}"),
+            reason,
+        })?;
+        if let Some(exit) = self.process.exit() {
+            return Err(VmmError::Gone { name: self.process.name().to_owned(), detail: exit.detail });
+        }
+        effect(&self.process);
+        if call.is_fatal() {
+            self.host.end(&self.process, planned_death());
+        }
+        call.reply().await;
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Machine for FakeMachine {
+    fn record(&self) -> &ProcessRecord {
+        self.process.record()
+    }
+
+    async fn is_running(&self) -> Result<bool, VmmError> {
+        let mut running = false;
+        self.command(Operation::IsRunning, |process| running = process.is_running()).await?;
+        Ok(running)
+    }
+
+    async fn resume(&self) -> Result<(), VmmError> {
+        self.command(Operation::Resume, |process| process.set_running(true)).await
+    }
+
+    async fn stop(&self) -> Result<(), VmmError> {
+        self.command(Operation::Stop, |process| process.set_running(false)).await
+    }
+
+    async fn capture(&self, into: &CaptureFiles) -> Result<CaptureReport, VmmError> {
+        let mut written = Ok(());
+        self.command(Operation::Capture, |process| {
+            written = if process.is_running() {
+                Err(std::io::Error::other("the machine runs"))
+            } else {
+                std::fs::write(&into.memory, b"memory").and_then(|()| std::fs::write(&into.state, b"state"))
+            };
+        })
+        .await?;
+        written.map_err(|source| VmmError::Io { context: "writing a fake capture".to_owned(), source })?;
+        Ok(CaptureReport {
+            changed_pages: 1,
+            zero_pages: 0,
+            state_bytes: 5,
+            state_time: Duration::ZERO,
+            memory_time: Duration::ZERO,
+        })
+    }
+
+    async fn kill(&self) -> Result<Exit, VmmError> {
+        let call = self.host.begin(Operation::Kill).await.map_err(|reason| VmmError::Command {
+            name: self.process.name().to_owned(),
+            command: "kill".to_owned(),
+            reason,
+        })?;
+        if self.process.exit().is_none() {
+            let exit = Exit { cause: ExitCause::Killed, detail: "fake console".to_owned() };
+            self.host.end(&self.process, exit);
+        }
+        call.reply().await;
+        Ok(self.wait().await)
+    }
+
+    async fn wait(&self) -> Exit {
+        self.process.wait().await
+    }
+}
