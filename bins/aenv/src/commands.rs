@@ -12,14 +12,18 @@ pub(crate) mod start;
 pub(crate) mod template;
 pub(crate) mod timeout;
 
-use crate::api_client::ApiClient;
+use crate::api_client::{ApiClient, ApiError};
 use crate::envd_client::EnvdClient;
 use crate::failure::Failure;
 use crate::output::Printer;
 use crate::settings::Settings;
 use crate::transport::Transport;
 use aenv_protocol::ids::SandboxId;
+use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Asking why something failed must not take long.
+const EXPLANATION_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What every command is given.
 pub(crate) struct Context {
@@ -48,6 +52,27 @@ impl Context {
     /// When there is no key or no such sandbox.
     pub(crate) async fn envd(&self, id: &SandboxId) -> Result<EnvdClient, Failure> {
         EnvdClient::connect(&self.settings, &self.transport, &self.api()?, id).await
+    }
+}
+
+/// Adds to a failure why the sandbox went out of reach, if the node knows.
+pub(crate) async fn explain(
+    context: &Context,
+    envd: &EnvdClient,
+    id: &SandboxId,
+    failure: Failure,
+) -> Failure {
+    if !failure.is_lost_sandbox() {
+        return failure;
+    }
+    let Ok(api) = context.api() else { return failure };
+    let reason = match tokio::time::timeout(EXPLANATION_PATIENCE, api.sandbox(id)).await {
+        Ok(Err(ApiError::Refused { message, .. })) => Some(message),
+        _ => envd.why_unreachable().await,
+    };
+    match reason {
+        Some(reason) => failure.because(&reason),
+        None => failure,
     }
 }
 

@@ -37,6 +37,8 @@ const KEEPALIVE_SECONDS: u16 = 20;
 const SILENCE: Duration = Duration::from_secs(75);
 /// A short request to the daemon.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Asking why something failed must not take long.
+const DIAGNOSIS_PATIENCE: Duration = Duration::from_secs(5);
 /// An upload is answered when the guest has written everything that was sent.
 const UPLOAD_PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
@@ -85,10 +87,7 @@ fn chain_without(error: &ConnectError, message: &str) -> String {
 impl From<EnvdError> for Failure {
     fn from(error: EnvdError) -> Self {
         match error {
-            EnvdError::Broken { reason } => {
-                Self::new(format!("the connection to the sandbox broke: {reason}"))
-                    .with_hint("`aenv ls --all` shows whether the sandbox still runs, and why not")
-            }
+            EnvdError::Broken { reason } => Self::connection_broke(&reason),
             EnvdError::Refused { code, reason } => {
                 let failure = Self::new(reason);
                 match code {
@@ -98,6 +97,9 @@ impl From<EnvdError> for Failure {
                     _ => failure,
                 }
             }
+            EnvdError::FileRefused { status: StatusCode::BAD_GATEWAY, reason } => {
+                Self::connection_broke(&reason)
+            }
             EnvdError::FileRefused { status, reason } => {
                 let failure = Self::new(reason);
                 match status {
@@ -105,9 +107,6 @@ impl From<EnvdError> for Failure {
                         failure.with_hint("relative paths start at the user's home directory")
                     }
                     StatusCode::UNAUTHORIZED => failure.with_hint("the sandbox has the users root and user"),
-                    StatusCode::BAD_GATEWAY => {
-                        failure.with_hint("`aenv ls --all` shows whether the sandbox still runs, and why not")
-                    }
                     StatusCode::INSUFFICIENT_STORAGE => {
                         failure.with_hint("free room in the sandbox and try again")
                     }
@@ -216,6 +215,14 @@ impl EnvdClient {
             base: settings.sandboxes.clone(),
             headers,
         })
+    }
+
+    /// What the proxy says of the sandbox when it cannot be reached; absent when it can, or when nobody answers.
+    pub(crate) async fn why_unreachable(&self) -> Option<String> {
+        let mut request = Request::get(self.base.join("/health").ok()?).body(empty_body()).ok()?;
+        *request.headers_mut() = self.headers.clone();
+        let answer = self.transport.ask(request, DIAGNOSIS_PATIENCE).await.ok()?;
+        (!answer.status().is_success()).then(|| error_text(answer.status(), answer.body()))
     }
 
     /// Starts a process; its first event is its start.
@@ -375,7 +382,7 @@ impl ProcessStream {
     pub(crate) async fn next(&mut self) -> Result<ProcessEvent, Failure> {
         loop {
             let Some(message) = within(SILENCE, self.stream.message()).await? else {
-                return Err(broken("it ended before the command did".to_owned()));
+                return Err(broken("it ended before the command did"));
             };
             let event = message.to_owned_message().event.into_option().and_then(|event| event.event);
             if let Some(event) = event.and_then(understood) {
@@ -412,14 +419,14 @@ async fn within<T>(
         Ok(Err(error)) => match EnvdError::from(error) {
             EnvdError::Broken { reason }
             | EnvdError::Refused { code: ErrorCode::Internal | ErrorCode::Unknown, reason } => {
-                Err(broken(reason))
+                Err(broken(&reason))
             }
             refused => Err(refused.into()),
         },
-        Err(_elapsed) => Err(broken(format!("no sign of life for {} s", limit.as_secs()))),
+        Err(_elapsed) => Err(broken(&format!("no sign of life for {} s", limit.as_secs()))),
     }
 }
 
-fn broken(reason: String) -> Failure {
-    Failure::from(EnvdError::Broken { reason }).with_exit(Exit::TRANSPORT)
+fn broken(reason: &str) -> Failure {
+    Failure::connection_broke(reason).with_exit(Exit::TRANSPORT)
 }

@@ -35,17 +35,25 @@ pub(crate) struct Failure {
     hint: Option<String>,
     exit: Exit,
     quiet: bool,
+    lost_sandbox: bool,
 }
 
 impl Failure {
     /// A failure told as `error: message`.
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), hint: None, exit: Exit::FAILED, quiet: false }
+        Self { message: message.into(), hint: None, exit: Exit::FAILED, quiet: false, lost_sandbox: false }
     }
 
     /// An end that needs no words: the reader of our output has gone, or a person pressed Ctrl-C.
     pub(crate) fn quiet(exit: Exit) -> Self {
-        Self { message: String::new(), hint: None, exit, quiet: true }
+        Self { message: String::new(), hint: None, exit, quiet: true, lost_sandbox: false }
+    }
+
+    /// A failure because the sandbox went out of reach while something was under way.
+    pub(crate) fn connection_broke(reason: &str) -> Self {
+        let failure = Self::new(format!("the connection to the sandbox broke: {reason}"))
+            .with_hint("`aenv ls --all` shows whether the sandbox still runs, and why not");
+        Self { lost_sandbox: true, ..failure }
     }
 
     /// Adds the way out, told as `hint: …`.
@@ -64,6 +72,19 @@ impl Failure {
     pub(crate) fn while_doing(mut self, what: &str) -> Self {
         self.message = format!("{what}: {}", self.message);
         self
+    }
+
+    /// Appends what was found out about it.
+    pub(crate) fn because(mut self, reason: &str) -> Self {
+        if !self.message.contains(reason) {
+            self.message = format!("{}: {reason}", self.message);
+        }
+        self
+    }
+
+    /// Whether the sandbox went out of reach: asking about it may tell more.
+    pub(crate) fn is_lost_sandbox(&self) -> bool {
+        self.lost_sandbox
     }
 
     /// Code to end with.

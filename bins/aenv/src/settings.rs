@@ -76,11 +76,18 @@ impl BaseUrl {
                 return Err(wrong(format!("{text:?} {source} is not an http:// address")).with_hint(URL_HINT));
             }
         }
-        if uri.host().is_none_or(str::is_empty) || uri.query().is_some() {
+        let authority = uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
+        // Whatever is not `host` or `host:port` (a user name, a port out of range) is no address of a node.
+        let port = uri.host().filter(|host| !host.is_empty()).and_then(|host| authority.strip_prefix(host));
+        let port_is_usable = match port {
+            None => false,
+            Some("") => true,
+            Some(port) => port.strip_prefix(':').is_some_and(|digits| digits.parse::<u16>().is_ok()),
+        };
+        if !port_is_usable || uri.query().is_some() {
             return Err(wrong(format!("{text:?} {source} is not a base address")).with_hint(URL_HINT));
         }
         let path = uri.path().trim_end_matches('/');
-        let authority = uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
         Ok(Self(format!("http://{authority}{path}")))
     }
 

@@ -11,7 +11,7 @@
 //! Must not end before the command has, unless the command cannot be reached any more.
 
 use crate::arguments::ExecArguments;
-use crate::commands::{Context, Interrupts};
+use crate::commands::{Context, Interrupts, explain};
 use crate::envd_client::{
     EnvdClient, EnvdError, ProcessEnd, ProcessEvent, ProcessSignal, ProcessStart, ProcessStream,
 };
@@ -45,7 +45,15 @@ pub(crate) async fn run(context: &Context, arguments: ExecArguments) -> Result<E
 }
 
 async fn run_in_sandbox(context: &Context, arguments: ExecArguments) -> Result<Exit, Failure> {
-    let envd = context.envd(&arguments.sandbox).await?;
+    let id = arguments.sandbox.clone();
+    let envd = context.envd(&id).await?;
+    match run_attached(&envd, arguments).await {
+        Ok(exit) => Ok(exit),
+        Err(failure) => Err(explain(context, &envd, &id, failure).await),
+    }
+}
+
+async fn run_attached(envd: &EnvdClient, arguments: ExecArguments) -> Result<Exit, Failure> {
     let with_stdin = !arguments.no_stdin && (arguments.interactive || !std::io::stdin().is_terminal());
     let limit = arguments.timeout;
     let start = process_start(arguments, with_stdin)?;
@@ -53,7 +61,7 @@ async fn run_in_sandbox(context: &Context, arguments: ExecArguments) -> Result<E
     let stream = envd.start(start).await?;
     let (started, pid) = watch::channel(None);
     let feeding = with_stdin.then(|| tokio::spawn(feed(envd.clone(), pid.clone())));
-    let mut supervisor = Supervisor { envd, pid, stage: Stage::Running, verdict: None };
+    let mut supervisor = Supervisor { envd: envd.clone(), pid, stage: Stage::Running, verdict: None };
     let followed = supervisor.supervise(follow(stream, started), interrupts, limit, feeding).await;
     match followed {
         Ok(end) => supervisor.exit_of(&end, limit),
@@ -321,9 +329,9 @@ async fn feed(envd: EnvdClient, mut pid: watch::Receiver<Option<u32>>) -> Result
 }
 
 fn not_fed(reason: &str) -> Failure {
-    Failure::new(format!("standard input could not be carried to the command: {reason}"))
+    Failure::connection_broke(reason)
+        .while_doing("standard input could not be carried to the command")
         .with_exit(Exit::TRANSPORT)
-        .with_hint("the command may still run; `aenv ls --all` shows whether the sandbox does")
 }
 
 /// Reads standard input on a thread of its own: a read cannot be cancelled, and must not keep the process alive.

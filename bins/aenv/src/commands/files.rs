@@ -4,7 +4,7 @@
 //! file beside it that disappears on failure and on signals. Memory use does not depend on the file's size.
 
 use crate::arguments::{DownloadArguments, UploadArguments};
-use crate::commands::{Context, Interrupts};
+use crate::commands::{Context, Interrupts, explain};
 use crate::failure::{Exit, Failure, chain};
 use crate::output::{Transfer, output_failure};
 use crate::transport::RequestBody;
@@ -44,15 +44,22 @@ pub(crate) async fn upload(context: &Context, arguments: UploadArguments) -> Res
     let doing = format!("{} was not uploaded", arguments.local.display());
     let written = tokio::select! {
         written = envd.write_file(&remote, arguments.user.as_deref(), body) => written.map_err(Failure::from),
-        () = flow.stalled() => Err(Failure::new(format!("the sandbox took nothing for {} s", SILENCE.as_secs()))
-            .with_hint("`aenv ls --all` shows whether the sandbox still runs, and why not")),
-    };
-    let written = written.map_err(|failure| match flow.local_error() {
-        Some(error) => {
-            Failure::new(format!("{doing}: {} cannot be read: {error}", arguments.local.display()))
+        () = flow.stalled() => {
+            Err(Failure::connection_broke(&format!("it took nothing for {} s", SILENCE.as_secs())))
         }
-        None => failure.while_doing(&doing),
-    })?;
+    };
+    let written = match (written, flow.local_error()) {
+        (Ok(written), _) => written,
+        (Err(_abandoned), Some(error)) => {
+            return Err(Failure::new(format!(
+                "{doing}: {} cannot be read: {error}",
+                arguments.local.display()
+            )));
+        }
+        (Err(failure), None) => {
+            return Err(explain(context, &envd, &arguments.sandbox, failure).await.while_doing(&doing));
+        }
+    };
     let bytes = flow.bytes();
     let path = written.unwrap_or_else(|| remote.to_string_lossy().into_owned());
     if context.printer.is_json() {
@@ -183,12 +190,14 @@ pub(crate) async fn download(context: &Context, arguments: DownloadArguments) ->
         copied = copying => copied,
         signal = interrupts.next() => return Err(Failure::quiet(Exit::signalled(signal))),
     };
-    let bytes = copied.map_err(|failure| {
-        if failure.is_quiet() {
-            return failure;
+    let bytes = match copied {
+        Ok(bytes) => bytes,
+        Err(failure) if failure.is_quiet() => return Err(failure),
+        Err(failure) => {
+            let doing = format!("{} was not downloaded", arguments.remote.to_string_lossy());
+            return Err(explain(context, &envd, &arguments.sandbox, failure).await.while_doing(&doing));
         }
-        failure.while_doing(&format!("{} was not downloaded", arguments.remote.to_string_lossy()))
-    })?;
+    };
     match &target {
         Target::StandardOutput => {}
         Target::File { path, .. } | Target::Device(path) => {
@@ -293,10 +302,7 @@ async fn pour(
     mut progress: Transfer,
     failed: impl Fn(&std::io::Error) -> Failure,
 ) -> Result<u64, Failure> {
-    let broken = |reason: &str| {
-        Failure::new(format!("the connection to the sandbox broke: {reason}"))
-            .with_hint("nothing was kept of it; `aenv ls --all` shows whether the sandbox still runs")
-    };
+    let broken = Failure::connection_broke;
     let mut total = 0_u64;
     while !body.is_end_stream() {
         let next = tokio::time::timeout(SILENCE, body.frame());

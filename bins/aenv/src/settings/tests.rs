@@ -53,6 +53,8 @@ fn addresses_that_cannot_be_used_are_refused_with_their_place() {
 fn a_path_of_the_address_is_kept_and_its_slash_dropped() {
     let settings = resolve(Some("http://h:1/base/"), None, None).unwrap();
     assert_eq!(settings.api.join("/x?y=z").unwrap().to_string(), "http://h:1/base/x?y=z");
+    let settings = resolve(Some("http://[::1]:8000"), None, None).unwrap();
+    assert_eq!(settings.api.to_string(), "http://[::1]:8000");
 }
 
 #[test]
