@@ -1,0 +1,97 @@
+// The unmodified JavaScript SDK against a running node, configured by its usual environment variables only.
+import assert from 'node:assert/strict'
+import { after, before, test } from 'node:test'
+import { CommandExitError, NotFoundError, Sandbox } from 'e2b'
+
+let sandbox
+
+before(async () => {
+  for (const name of ['E2B_API_KEY', 'E2B_API_URL', 'E2B_SANDBOX_URL']) {
+    assert.ok(process.env[name], `${name} is not set: source .aenv/env first`)
+  }
+  sandbox = await Sandbox.create({ timeoutMs: 300_000, metadata: { suite: 'js' }, envs: { FROM_CREATE: 'seen' } })
+})
+
+after(async () => {
+  await sandbox?.kill()
+})
+
+test('a new sandbox answers and describes itself', async () => {
+  assert.equal(await sandbox.isRunning(), true)
+  const info = await sandbox.getInfo()
+  assert.equal(info.sandboxId, sandbox.sandboxId)
+  assert.equal(info.metadata.suite, 'js')
+  assert.equal(info.state, 'running')
+})
+
+test('commands give output, exit code and environment', async () => {
+  const result = await sandbox.commands.run('echo out; echo err >&2; echo $FROM_CREATE $OWN', { envs: { OWN: 'too' } })
+  assert.equal(result.exitCode, 0)
+  assert.equal(result.stdout, 'out\nseen too\n')
+  assert.equal(result.stderr, 'err\n')
+})
+
+test('a failing command throws with its exit code', async () => {
+  await assert.rejects(sandbox.commands.run('exit 5'), (error) => error instanceof CommandExitError && error.exitCode === 5)
+})
+
+test('users and working directories', async () => {
+  assert.equal((await sandbox.commands.run('whoami; pwd')).stdout, 'user\n/home/user\n')
+  assert.equal((await sandbox.commands.run('whoami; pwd', { user: 'root', cwd: '/tmp' })).stdout, 'root\n/tmp\n')
+})
+
+test('stdin, background, list, kill', async () => {
+  const cat = await sandbox.commands.run('cat', { background: true, stdin: true })
+  await sandbox.commands.sendStdin(cat.pid, 'hello')
+  await sandbox.commands.closeStdin(cat.pid)
+  assert.equal((await cat.wait()).stdout, 'hello')
+  const sleeping = await sandbox.commands.run('sleep 300', { background: true })
+  assert.ok((await sandbox.commands.list()).some((process) => process.pid === sleeping.pid))
+  assert.equal(await sandbox.commands.kill(sleeping.pid), true)
+  await assert.rejects(sleeping.wait(), CommandExitError)
+  assert.equal(await sandbox.commands.kill(sleeping.pid), false)
+})
+
+test('a command can be connected to again', async () => {
+  const first = await sandbox.commands.run('sleep 1.5; echo late', { background: true })
+  await first.disconnect()
+  const again = await sandbox.commands.connect(first.pid)
+  assert.equal((await again.wait()).stdout, 'late\n')
+})
+
+test('files', async () => {
+  await sandbox.files.write('dir/file.txt', 'content ü')
+  assert.equal(await sandbox.files.read('dir/file.txt'), 'content ü')
+  assert.equal(await sandbox.files.exists('dir/file.txt'), true)
+  assert.equal((await sandbox.files.getInfo('dir/file.txt')).size, 10)
+  assert.deepEqual((await sandbox.files.list('dir')).map((entry) => entry.path), ['/home/user/dir/file.txt'])
+  await sandbox.files.rename('dir/file.txt', 'dir/other.txt')
+  assert.equal(await sandbox.files.exists('dir/file.txt'), false)
+  assert.equal(await sandbox.files.makeDir('fresh'), true)
+  assert.equal(await sandbox.files.makeDir('fresh'), false)
+  await sandbox.files.remove('dir')
+  await assert.rejects(sandbox.files.read('dir/other.txt'), NotFoundError)
+  const bytes = new Uint8Array(3_000_000).map((_, index) => index % 251)
+  await sandbox.files.write('/tmp/bytes', new Blob([bytes]).stream())
+  assert.deepEqual(Buffer.from(await sandbox.files.read('/tmp/bytes', { format: 'bytes' })), Buffer.from(bytes))
+  await sandbox.files.write('empty', '')
+  assert.equal(await sandbox.files.read('empty'), '')
+})
+
+test('connect, list, timeout', async () => {
+  const same = await Sandbox.connect(sandbox.sandboxId)
+  assert.equal((await same.commands.run('echo same')).stdout, 'same\n')
+  const paginator = Sandbox.list({ query: { metadata: { suite: 'js' } } })
+  const found = []
+  while (paginator.hasNext) found.push(...(await paginator.nextItems()))
+  assert.ok(found.some((info) => info.sandboxId === sandbox.sandboxId))
+  await sandbox.setTimeout(400_000)
+  assert.ok((await sandbox.getInfo()).endAt.getTime() - Date.now() > 350_000)
+})
+
+test('kill answers true once; afterwards nothing is there', async () => {
+  const short = await Sandbox.create({ timeoutMs: 60_000 })
+  assert.equal(await short.kill(), true)
+  assert.equal(await Sandbox.kill(short.sandboxId), false)
+  assert.equal(await short.isRunning(), false)
+})
