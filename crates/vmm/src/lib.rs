@@ -11,8 +11,10 @@
 //! ```
 
 pub mod driver;
+pub mod probe;
+pub mod qemu;
 
 pub use driver::{
-    BootSource, CaptureFiles, CaptureReport, Exit, ExitCause, Identity, Machine, MachineSpec, Placement, ProcessRecord,
-    Vmm, VmmError,
+    BootSource, CaptureFiles, CaptureReport, Exit, ExitCause, Identity, Machine, MachineSpec, Placement,
+    ProcessRecord, Vmm, VmmError,
 };

@@ -1,0 +1,260 @@
+//! The QEMU driver: stock QEMU 7.2 or newer, machine type `microvm`, with KVM or emulated (TCG).
+//!
+//! Owns no state but its settings; every VM is owned by its [`Machine`]. Each VMM process runs in a session and a network
+//! namespace of its own, under the name `aenv-<name>`, and outlives us.
+//!
+//! ```text
+//! boot     memory = private mapping of an empty sparse file  ─┐
+//! restore  memory = private mapping of a capture's image      ─┴▶ pages the guest writes are anonymous
+//! capture  new image = reflink of what is mapped + the anonymous pages, so a second generation costs what it changed
+//! ```
+//!
+//! | module | what |
+//! |---|---|
+//! | `command_line` | the arguments, a pure function: boot and restore must have the same devices in the same order |
+//! | `monitor` | the QMP connection |
+//! | `launch` | start a process and connect, or leave nothing |
+//! | `machine` | one live VM: commands, and the task that sees it end |
+//! | `capture` | write memory and device state of a stopped VM |
+//! | `ending` | why a VM ended, a pure function of the evidence |
+
+mod capture;
+mod command_line;
+mod ending;
+mod launch;
+mod machine;
+mod monitor;
+
+use crate::driver::{CaptureFiles, Identity, Machine, MachineSpec, Placement, ProcessRecord, Vmm, VmmError};
+use crate::probe::{Accelerator, Choice, Kvm};
+use async_trait::async_trait;
+use machine::QemuMachine;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The oldest version the driver is made for.
+const OLDEST_VERSION: Version = Version(7, 2, 0);
+/// How long the time-stamp counter is measured when the driver starts.
+const TSC_MEASUREMENT: Duration = Duration::from_millis(50);
+
+/// What an operator may choose.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The program; a name without a slash is searched for like a shell does.
+    pub program: PathBuf,
+    /// Use this accelerator instead of the one the probe chooses. [`Accelerator::Kvm`] is the right answer on a PVM host
+    /// whose guests run a PVM kernel, which no probe can know.
+    pub accelerator: Option<Accelerator>,
+    /// CPU model and flags in QEMU's words instead of the built-in choice. Captures are bound to it.
+    pub cpu_model: Option<String>,
+    /// Preference of the host's OOM killer for VMM processes.
+    pub oom_score_adj: i16,
+    /// Longest time from the start of the process to its first answer.
+    pub start_limit: Duration,
+    /// Longest time for one command.
+    pub command_limit: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            program: PathBuf::from("qemu-system-x86_64"),
+            accelerator: None,
+            cpu_model: None,
+            // A VMM is what should go when the host runs out of memory, before the node that can tell why.
+            oom_score_adj: 300,
+            start_limit: Duration::from_secs(30),
+            command_limit: Duration::from_secs(20),
+        }
+    }
+}
+
+/// A version of QEMU: major, minor, patch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Version(u32, u32, u32);
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}.{}.{}", self.0, self.1, self.2)
+    }
+}
+
+/// Starts QEMU machines. Cheap to clone, no state of its own.
+#[derive(Debug, Clone)]
+pub struct QemuDriver {
+    settings: Settings,
+    version: Version,
+    choice: Choice,
+    identity: Identity,
+    tsc_khz: Option<u64>,
+}
+
+impl QemuDriver {
+    /// Finds out what this host can run: version of the program, usable acceleration, CPU model. Takes some 100 ms.
+    ///
+    /// # Errors
+    /// When the program is missing, too old or does not say its version.
+    pub async fn detect(settings: Settings) -> Result<Self, VmmError> {
+        let version = ask_version(&settings.program).await?;
+        if version < OLDEST_VERSION {
+            return Err(VmmError::Start {
+                program: settings.program.display().to_string(),
+                reason: format!("it is version {version}, at least {OLDEST_VERSION} is needed"),
+            });
+        }
+        let kvm =
+            Kvm::detect().map_err(|source| VmmError::Io { context: "cannot look at KVM".into(), source })?;
+        let choice = kvm.choose(settings.accelerator);
+        let cpu_model =
+            settings.cpu_model.clone().unwrap_or_else(|| command_line::cpu_model(&choice).to_owned());
+        // Only an emulated guest needs the rate: see `command_line::kernel_arguments`.
+        let tsc_khz = match choice.accelerator {
+            Accelerator::Kvm => None,
+            Accelerator::Tcg => {
+                blocking(
+                    || Ok(aenv_sys::tsc::measure_khz(TSC_MEASUREMENT)),
+                    || "cannot measure the time-stamp counter".to_owned(),
+                )
+                .await?
+            }
+        };
+        let identity = Identity {
+            driver: "qemu".to_owned(),
+            version: version.to_string(),
+            accelerator: choice.accelerator.name().to_owned(),
+            cpu_model,
+        };
+        Ok(Self { settings, version, choice, identity, tsc_khz })
+    }
+
+    /// Which accelerator was chosen, and why.
+    #[must_use]
+    pub fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    /// The program in use.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        &self.settings.program
+    }
+
+    /// Whether the process is a VMM of this driver: by its program file, since a name is easily taken.
+    fn is_ours(&self, process: &aenv_sys::process::Found) -> bool {
+        let program = process.program.to_string_lossy();
+        let program = Path::new(program.trim_end_matches(" (deleted)"));
+        program.file_name() == self.settings.program.file_name()
+            || program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("qemu-system-"))
+    }
+}
+
+#[async_trait]
+impl Vmm for QemuDriver {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    async fn boot(&self, spec: &MachineSpec, placement: Placement) -> Result<Box<dyn Machine>, VmmError> {
+        let launched = launch::boot(self, spec, &placement).await?;
+        Ok(Box::new(QemuMachine::start(launched, spec, placement)))
+    }
+
+    async fn restore(
+        &self,
+        spec: &MachineSpec,
+        capture: &CaptureFiles,
+        placement: Placement,
+    ) -> Result<Box<dyn Machine>, VmmError> {
+        let launched = launch::restore(self, spec, capture, &placement).await?;
+        Ok(Box::new(QemuMachine::start(launched, spec, placement)))
+    }
+
+    async fn adopt(
+        &self,
+        spec: &MachineSpec,
+        record: &ProcessRecord,
+        placement: Placement,
+    ) -> Result<Box<dyn Machine>, VmmError> {
+        let launched = launch::adopt(self, record, &placement).await?;
+        Ok(Box::new(QemuMachine::start(launched, spec, placement)))
+    }
+
+    async fn reap_strays(&self, prefix: &str, keep: &[String]) -> Result<Vec<String>, VmmError> {
+        let full_prefix = launch::process_name(prefix);
+        let found = blocking(
+            move || aenv_sys::process::find(|name| name.starts_with(&full_prefix)),
+            || "cannot list processes".to_owned(),
+        )
+        .await?;
+        let mut ended = Vec::new();
+        for process in found.iter().filter(|process| self.is_ours(process)) {
+            let Some(name) = launch::vm_name(&process.args[0]) else { continue };
+            if keep.iter().any(|kept| kept == name) {
+                continue;
+            }
+            launch::end_process(process.pid, process.start_time)
+                .await
+                .map_err(|source| VmmError::Io { context: format!("cannot end stray VMM {name}"), source })?;
+            tracing::info!(vm = name, pid = process.pid, "ended a stray VMM");
+            ended.push(name.to_owned());
+        }
+        Ok(ended)
+    }
+}
+
+/// Runs a blocking call on the runtime's threads for such calls.
+async fn blocking<T: Send + 'static>(
+    call: impl FnOnce() -> io::Result<T> + Send + 'static,
+    context: impl FnOnce() -> String,
+) -> Result<T, VmmError> {
+    let result = match tokio::task::spawn_blocking(call).await {
+        Ok(result) => result,
+        Err(error) => Err(io::Error::other(error)),
+    };
+    result.map_err(|source| VmmError::Io { context: context(), source })
+}
+
+async fn ask_version(program: &Path) -> Result<Version, VmmError> {
+    let failed = |reason: String| VmmError::Start { program: program.display().to_string(), reason };
+    let output = tokio::process::Command::new(program)
+        .arg("--version")
+        .kill_on_drop(true)
+        .output()
+        .await
+        .map_err(|error| failed(format!("{error}; install QEMU (package qemu-system-x86)")))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    parse_version(&text).ok_or_else(|| failed(format!("it does not say its version: {}", text.trim())))
+}
+
+fn parse_version(text: &str) -> Option<Version> {
+    let number = text.split_once("version ")?.1.split(|c: char| !c.is_ascii_digit() && c != '.').next()?;
+    let mut parts = number.split('.').map(str::parse);
+    let (major, minor) = (parts.next()?.ok()?, parts.next()?.ok()?);
+    Some(Version(major, minor, parts.next().and_then(Result::ok).unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read() {
+        let debian = "QEMU emulator version 7.2.19 (Debian 1:7.2+dfsg-7)\nCopyright";
+        assert_eq!(parse_version(debian), Some(Version(7, 2, 19)));
+        assert_eq!(parse_version("QEMU emulator version 10.0.50"), Some(Version(10, 0, 50)));
+        assert_eq!(parse_version("QEMU emulator version 9.1"), Some(Version(9, 1, 0)));
+        assert_eq!(parse_version("bash: not found"), None);
+        assert!(Version(10, 0, 2) > OLDEST_VERSION && Version(7, 1, 9) < OLDEST_VERSION);
+    }
+
+    #[tokio::test]
+    async fn a_missing_program_is_a_clear_error() {
+        let settings = Settings { program: PathBuf::from("/does/not/exist"), ..Settings::default() };
+        let error = QemuDriver::detect(settings).await.unwrap_err();
+        assert!(error.to_string().starts_with("cannot start /does/not/exist"), "{error}");
+        let settings = Settings { program: PathBuf::from("/bin/true"), ..Settings::default() };
+        let error = QemuDriver::detect(settings).await.unwrap_err();
+        assert!(error.to_string().contains("does not say its version"), "{error}");
+    }
+}

@@ -1,0 +1,207 @@
+//! Writes the memory of a stopped QEMU machine to a file of its own.
+//!
+//! Owns the two files only until they are complete. A guest's memory is a private mapping of a base file (an empty one
+//! after a boot, a capture's image after a restore), so what it wrote is exactly the anonymous pages of that mapping:
+//!
+//! ```text
+//! base file  [ A ][ B ][   ][ D ]          reflink ─▶ [ A ][ B ][   ][ D ]
+//! mapping    [ A ][ b'][ c'][ 0 ]  changed: b' c' 0 ─▶ [ A ][ b'][ c'][   ]   new image; zero pages are holes
+//! ```
+
+use crate::driver::{CaptureFiles, CaptureReport, VmmError};
+use aenv_sys::file::{ReflinkError, data_extents, punch_hole, reflink};
+use aenv_sys::memory::{self, FileMapping, PAGE_SIZE};
+use std::fs::{File, OpenOptions, Permissions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Memory read at a time.
+const BATCH_BYTES: u64 = 4 << 20;
+
+/// Two files that are removed unless the capture is completed; shared with the thread that writes them, so that a caller
+/// who gives up leaves nothing.
+#[derive(Debug)]
+pub(super) struct PartialFiles {
+    files: CaptureFiles,
+    complete: AtomicBool,
+}
+
+impl PartialFiles {
+    /// Makes sure that none of the files exists yet.
+    pub(super) fn begin(files: &CaptureFiles) -> Result<Arc<Self>, VmmError> {
+        for path in [&files.memory, &files.state] {
+            match path.try_exists() {
+                Ok(false) => {}
+                Ok(true) => return Err(failed(path, io::ErrorKind::AlreadyExists.into())),
+                Err(error) => return Err(failed(path, error)),
+            }
+        }
+        Ok(Arc::new(Self { files: files.clone(), complete: AtomicBool::new(false) }))
+    }
+}
+
+impl Drop for PartialFiles {
+    fn drop(&mut self) {
+        if self.complete.load(Ordering::Relaxed) {
+            return;
+        }
+        for path in [&self.files.memory, &self.files.state] {
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::error!(path = %path.display(), %error, "cannot remove a partial capture");
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn failed(path: &Path, source: io::Error) -> VmmError {
+    VmmError::Io { context: format!("cannot write capture {}", path.display()), source }
+}
+
+/// Adds the memory to a capture whose device state is written.
+pub(super) async fn finish(
+    partial: Arc<PartialFiles>,
+    pid: u32,
+    memory_bytes: u64,
+    state_time: Duration,
+) -> Result<CaptureReport, VmmError> {
+    let started = Instant::now();
+    let writer = Arc::clone(&partial);
+    let write = move || -> io::Result<(u64, Counts)> {
+        let state_bytes = std::fs::metadata(&writer.files.state)?.len();
+        let counts = write_memory(pid, memory_bytes, &writer.files.memory)?;
+        let read_only = Permissions::from_mode(0o444);
+        std::fs::set_permissions(&writer.files.state, read_only.clone())?;
+        std::fs::set_permissions(&writer.files.memory, read_only)?;
+        Ok((state_bytes, counts))
+    };
+    let written =
+        tokio::task::spawn_blocking(write).await.unwrap_or_else(|error| Err(io::Error::other(error)));
+    let (state_bytes, counts) = written.map_err(|source| failed(&partial.files.memory, source))?;
+    partial.complete.store(true, Ordering::Relaxed);
+    Ok(CaptureReport {
+        changed_pages: counts.changed_pages,
+        zero_pages: counts.zero_pages,
+        state_bytes,
+        state_time,
+        memory_time: started.elapsed(),
+    })
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Counts {
+    changed_pages: u64,
+    zero_pages: u64,
+}
+
+fn write_memory(pid: u32, memory_bytes: u64, path: &Path) -> io::Result<Counts> {
+    let mappings = guest_memory(memory::file_mappings(pid)?, memory_bytes)?;
+    let image = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
+    let base = memory::open_mapped_file(pid, &mappings[0])?;
+    let base_is_empty = data_extents(&base)?.is_empty();
+    if base_is_empty {
+        image.set_len(memory_bytes)?;
+    } else {
+        reflink(&base, &image, path).map_err(|error| match error {
+            ReflinkError::Io(error) => error,
+            unsupported @ ReflinkError::Unsupported { .. } => {
+                io::Error::new(io::ErrorKind::Unsupported, unsupported)
+            }
+        })?;
+    }
+    let mut counts = Counts::default();
+    let mut buffer = vec![0; usize::try_from(BATCH_BYTES).map_err(io::Error::other)?];
+    for mapping in &mappings {
+        let changed = memory::changed_ranges(pid, mapping.addresses.clone())?;
+        for batch in batches(&changed) {
+            let length = batch.iter().map(|run| run.end - run.start).sum::<u64>();
+            let bytes = &mut buffer[..usize::try_from(length).map_err(io::Error::other)?];
+            memory::read(pid, &batch, bytes)?;
+            let mut rest = &bytes[..];
+            for run in &batch {
+                let (content, behind) =
+                    rest.split_at(usize::try_from(run.end - run.start).map_err(io::Error::other)?);
+                rest = behind;
+                let offset = run.start - mapping.addresses.start + mapping.offset;
+                write_run(&image, offset, content, !base_is_empty, &mut counts)?;
+            }
+        }
+    }
+    Ok(counts)
+}
+
+/// The mappings that are the guest's memory: those of the one file that is mapped privately, writable, in full length.
+fn guest_memory(mappings: Vec<FileMapping>, memory_bytes: u64) -> io::Result<Vec<FileMapping>> {
+    let candidates: Vec<FileMapping> =
+        mappings.into_iter().filter(|mapping| mapping.private && mapping.writable).collect();
+    let covered = |path: &Path| {
+        let of_path = candidates.iter().filter(|mapping| mapping.path == path);
+        of_path.map(|mapping| mapping.addresses.end - mapping.addresses.start).sum::<u64>()
+    };
+    let Some(path) =
+        candidates.iter().map(|mapping| &mapping.path).find(|path| covered(path) == memory_bytes)
+    else {
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            "the VMM maps no file of the size of the guest's memory",
+        ));
+    };
+    Ok(candidates.iter().filter(|mapping| mapping.path == *path).cloned().collect())
+}
+
+/// Splits runs into groups that fit into the buffer.
+fn batches(runs: &[Range<u64>]) -> Vec<Vec<Range<u64>>> {
+    let mut batches = Vec::new();
+    let mut batch = Vec::new();
+    let mut room = BATCH_BYTES;
+    for run in runs {
+        let mut start = run.start;
+        while start < run.end {
+            let end = run.end.min(start + room);
+            batch.push(start..end);
+            room -= end - start;
+            start = end;
+            if room == 0 {
+                batches.push(std::mem::take(&mut batch));
+                room = BATCH_BYTES;
+            }
+        }
+    }
+    if !batch.is_empty() {
+        batches.push(batch);
+    }
+    batches
+}
+
+/// Writes consecutive pages: data as data, zeros as holes (which they are already unless the base had data there).
+fn write_run(image: &File, offset: u64, content: &[u8], punch: bool, counts: &mut Counts) -> io::Result<()> {
+    let page_bytes = usize::try_from(PAGE_SIZE).map_err(io::Error::other)?;
+    let pages: Vec<(&[u8], bool)> =
+        content.chunks(page_bytes).map(|page| (page, memory::is_zero(page))).collect();
+    let mut position = 0;
+    for group in pages.chunk_by(|left, right| left.1 == right.1) {
+        let (zero, bytes) = (group[0].1, group.len() * page_bytes);
+        let at = offset + position as u64;
+        counts.changed_pages += group.len() as u64;
+        if !zero {
+            image.write_all_at(&content[position..position + bytes], at)?;
+        } else {
+            counts.zero_pages += group.len() as u64;
+            if punch {
+                punch_hole(image, at..at + bytes as u64)?;
+            }
+        }
+        position += bytes;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

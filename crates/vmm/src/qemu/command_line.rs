@@ -1,0 +1,178 @@
+//! The arguments of a QEMU process: a pure function of what the machine is.
+//!
+//! Must not touch the host. Boot and restore give the same machine type, CPU, memory and devices **in the same order**:
+//! device state is matched by that order. What only a boot needs (kernel, initramfs, kernel arguments) is left out of a
+//! restore: the guest has it in memory already, and QEMU would keep a copy of the blobs in every process.
+
+use super::Version;
+use crate::driver::{MachineSpec, Placement};
+use crate::probe::{Accelerator, Choice, CpuVendor};
+use std::path::Path;
+
+/// Hardware address of every guest's network card. The same everywhere, since a restored guest keeps what it had.
+const GUEST_MAC: &str = "02:fc:00:00:00:02";
+/// Bytes of console output kept in the VMM's memory. A guest that prints for ever costs the host nothing else.
+pub(super) const CONSOLE_BYTES: u32 = 64 << 10;
+/// The console's ring buffer in QMP commands.
+pub(super) const CONSOLE: &str = "console";
+/// From here on a memory backend can be opened read-only and still be mapped privately writable.
+const READ_ONLY_BACKEND: Version = Version(8, 2, 0);
+
+/// Everything TCG of QEMU 7.2 and newer emulates without a warning that makes up x86-64-v3, plus `rdrand`, by name:
+/// `max` would change with the version.
+const TCG_CPU: &str = "Nehalem-v1,enforce,+rdrand,+aes,+pclmulqdq,+avx,+avx2,+bmi1,+bmi2,+fma,+f16c,+movbe,+abm,+xsave,\
+                       +fsgsbase,+smep,+smap,+erms,+rdtscp";
+/// Oldest models with x86-64-v3 of each vendor: the guest sees the same on every newer host.
+const INTEL_CPU: &str = "Haswell-noTSX,enforce";
+const AMD_CPU: &str = "EPYC-v1,enforce";
+
+/// The built-in CPU model of an accelerator on this host.
+pub(super) fn cpu_model(choice: &Choice) -> &'static str {
+    match (choice.accelerator, choice.vendor) {
+        (Accelerator::Tcg, _) => TCG_CPU,
+        (Accelerator::Kvm, CpuVendor::Amd) => AMD_CPU,
+        (Accelerator::Kvm, CpuVendor::Intel | CpuVendor::Other) => INTEL_CPU,
+    }
+}
+
+/// How the guest comes to life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Start {
+    /// By booting its kernel, at once.
+    Boot,
+    /// From device state sent later; the vCPUs stay stopped.
+    Restore,
+}
+
+/// What one process is started with.
+#[derive(Debug)]
+pub(super) struct CommandLine<'a> {
+    pub(super) version: Version,
+    pub(super) accelerator: Accelerator,
+    pub(super) cpu_model: &'a str,
+    pub(super) tsc_khz: Option<u64>,
+    pub(super) spec: &'a MachineSpec,
+    pub(super) placement: &'a Placement,
+    /// Process name, as in the process list.
+    pub(super) process_name: &'a str,
+    /// File that is mapped privately as guest memory.
+    pub(super) memory: &'a Path,
+    /// Number of the inherited listening socket for QMP.
+    pub(super) monitor_fd: i32,
+    pub(super) start: Start,
+}
+
+impl CommandLine<'_> {
+    /// The arguments behind the program's name.
+    pub(super) fn build(&self) -> Vec<String> {
+        let mut line = Line(Vec::new());
+        self.process(&mut line);
+        self.machine(&mut line);
+        devices(self.placement, &mut line);
+        match self.start {
+            Start::Boot => {
+                let boot = &self.placement.boot;
+                line.add("-kernel", boot.kernel.display());
+                line.add("-initrd", boot.initramfs.display());
+                line.add("-append", self.kernel_arguments());
+            }
+            Start::Restore => {
+                line.add("-incoming", "defer");
+                line.flag("-S");
+            }
+        }
+        line.0
+    }
+
+    fn process(&self, line: &mut Line) {
+        let name = self.process_name;
+        line.add("-name", format_args!("guest={name},process={name}"));
+        line.add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
+        line.flag("-nodefaults");
+        line.flag("-no-user-config");
+        line.add("-display", "none");
+        // A guest that goes down is kept stopped until its console was read: the only evidence of a panic.
+        line.add("-action", "reboot=shutdown,shutdown=pause");
+        let fd = self.monitor_fd;
+        line.add("-chardev", format_args!("socket,id=monitor,fd={fd},server=on,wait=off"));
+        line.add("-mon", "chardev=monitor,mode=control");
+    }
+
+    fn machine(&self, line: &mut Line) {
+        line.add(
+            "-accel",
+            match self.accelerator {
+                Accelerator::Kvm => "kvm",
+                Accelerator::Tcg => "tcg,thread=multi",
+            },
+        );
+        // Option ROMs stay on: without them QEMU 10 hangs at boot. Devices are announced by ACPI alone.
+        line.add(
+            "-machine",
+            "microvm,rtc=on,memory-backend=memory,auto-kernel-cmdline=off,suppress-vmdesc=on,mem-merge=off,\
+             dump-guest-core=off",
+        );
+        line.add("-cpu", self.cpu_model);
+        line.add("-smp", self.spec.vcpus);
+        let size = self.spec.memory_mib;
+        line.add("-m", format_args!("{size}M"));
+        let read_only = match self.start {
+            Start::Restore if self.version >= READ_ONLY_BACKEND => ",readonly=on,rom=off",
+            _ => "",
+        };
+        let path = escape(self.memory);
+        let backend =
+            format_args!("memory-backend-file,id=memory,size={size}M,mem-path={path},share=off{read_only}");
+        line.add("-object", backend);
+        line.add("-global", "migration.send-configuration=off");
+        line.add("-global", "virtio-mmio.force-legacy=off");
+    }
+
+    /// `panic=-1`: a panic restarts at once, which ends the VM. `pci=off`: there is no bus to look for.
+    fn kernel_arguments(&self) -> String {
+        let mut arguments = "console=ttyS0 quiet panic=-1 pci=off".to_owned();
+        if self.accelerator == Accelerator::Tcg {
+            // Emulated, the machine has no clock that the kernel could calibrate the time-stamp counter against, and
+            // its attempt with the interval timer fails at random on a busy host.
+            arguments.push_str(" no_timer_check tsc=reliable");
+            if let Some(khz) = self.tsc_khz {
+                arguments.push_str(&format!(" tsc_early_khz={khz}"));
+            }
+        }
+        arguments
+    }
+}
+
+/// The guest's devices. Their order is part of what a capture is bound to.
+fn devices(placement: &Placement, line: &mut Line) {
+    line.add("-chardev", format_args!("ringbuf,id={CONSOLE},size={CONSOLE_BYTES}"));
+    line.add("-serial", format_args!("chardev:{CONSOLE}"));
+    // A write-back cache whose flushes are carried out: the guest's fsync is real. Trimmed blocks go back to the host.
+    let disk = escape(&placement.disk);
+    line.add("-blockdev", format_args!("driver=file,node-name=disk-file,filename={disk},discard=unmap"));
+    line.add("-blockdev", "driver=raw,node-name=disk,file=disk-file,discard=unmap");
+    line.add("-device", "virtio-blk-device,drive=disk");
+    let tap = &placement.tap;
+    line.add("-netdev", format_args!("tap,id=net0,ifname={tap},script=no,downscript=no,vhost=off"));
+    line.add("-device", format_args!("virtio-net-device,netdev=net0,mac={GUEST_MAC}"));
+}
+
+struct Line(Vec<String>);
+
+impl Line {
+    fn add(&mut self, option: &str, value: impl std::fmt::Display) {
+        self.0.extend([option.to_owned(), value.to_string()]);
+    }
+
+    fn flag(&mut self, option: &str) {
+        self.0.push(option.to_owned());
+    }
+}
+
+/// A path as a value inside an option list, where a comma ends the value unless it is doubled.
+fn escape(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+#[cfg(test)]
+mod tests;

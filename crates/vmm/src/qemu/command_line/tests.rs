@@ -1,0 +1,81 @@
+use super::*;
+use crate::driver::BootSource;
+use std::path::PathBuf;
+
+fn placement() -> Placement {
+    Placement {
+        name: "a-one".to_owned(),
+        run_dir: PathBuf::from("/run/one"),
+        netns: PathBuf::from("/run/netns/one"),
+        tap: "tap0".to_owned(),
+        disk: PathBuf::from("/data/a,b/disk"),
+        boot: BootSource {
+            kernel: PathBuf::from("/guest/vmlinuz"),
+            initramfs: PathBuf::from("/guest/initramfs"),
+        },
+    }
+}
+
+fn build(accelerator: Accelerator, start: Start, version: Version) -> String {
+    let spec = MachineSpec { vcpus: 2, memory_mib: 512 };
+    let placement = placement();
+    let line = CommandLine {
+        version,
+        accelerator,
+        cpu_model: "model,enforce",
+        tsc_khz: (accelerator == Accelerator::Tcg).then_some(2_100_000),
+        spec: &spec,
+        placement: &placement,
+        process_name: "aenv-a-one",
+        memory: Path::new("/data/memory"),
+        monitor_fd: 7,
+        start,
+    };
+    line.build().join(" ").replace(" -", "\n-")
+}
+
+const MACHINE: &str = "-name guest=aenv-a-one,process=aenv-a-one
+-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny
+-nodefaults
+-no-user-config
+-display none
+-action reboot=shutdown,shutdown=pause
+-chardev socket,id=monitor,fd=7,server=on,wait=off
+-mon chardev=monitor,mode=control
+-accel ACCELERATOR
+-machine microvm,rtc=on,memory-backend=memory,auto-kernel-cmdline=off,suppress-vmdesc=on,mem-merge=off,dump-guest-core=off
+-cpu model,enforce
+-smp 2
+-m 512M
+-object memory-backend-file,id=memory,size=512M,mem-path=/data/memory,share=offREADONLY
+-global migration.send-configuration=off
+-global virtio-mmio.force-legacy=off
+-chardev ringbuf,id=console,size=65536
+-serial chardev:console
+-blockdev driver=file,node-name=disk-file,filename=/data/a,,b/disk,discard=unmap
+-blockdev driver=raw,node-name=disk,file=disk-file,discard=unmap
+-device virtio-blk-device,drive=disk
+-netdev tap,id=net0,ifname=tap0,script=no,downscript=no,vhost=off
+-device virtio-net-device,netdev=net0,mac=02:fc:00:00:00:02
+";
+
+#[test]
+fn boot_is_the_machine_and_a_kernel() {
+    let machine = MACHINE.replace("READONLY", "");
+    let boot =
+        "-kernel /guest/vmlinuz\n-initrd /guest/initramfs\n-append console=ttyS0 quiet panic=-1 pci=off";
+    let expected = machine.replace("ACCELERATOR", "tcg,thread=multi")
+        + boot
+        + " no_timer_check tsc=reliable tsc_early_khz=2100000";
+    assert_eq!(build(Accelerator::Tcg, Start::Boot, Version(10, 0, 2)), expected);
+    let expected = machine.replace("ACCELERATOR", "kvm") + boot;
+    assert_eq!(build(Accelerator::Kvm, Start::Boot, Version(7, 2, 0)), expected);
+}
+
+#[test]
+fn restore_is_the_same_machine_without_a_kernel() {
+    let machine = MACHINE.replace("ACCELERATOR", "kvm") + "-incoming defer\n-S";
+    let restore = |version| build(Accelerator::Kvm, Start::Restore, version);
+    assert_eq!(restore(Version(7, 2, 0)), machine.replace("READONLY", ""));
+    assert_eq!(restore(Version(8, 2, 0)), machine.replace("READONLY", ",readonly=on,rom=off"));
+}

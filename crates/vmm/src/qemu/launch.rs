@@ -1,0 +1,321 @@
+//! Starts a QEMU process and connects to it, or connects to one that runs; on failure nothing is left behind.
+//!
+//! Owns a process only until the machine takes it over: a dropped future ends what it started. The monitor's socket is
+//! made and listening before the process starts and is inherited by it, so connecting needs no retry.
+
+use super::command_line::{CommandLine, Start};
+use super::ending::last_lines;
+use super::monitor::{Event, Monitor, MonitorError};
+use super::{QemuDriver, blocking};
+use crate::driver::{CaptureFiles, MachineSpec, Placement, ProcessRecord, VmmError};
+use aenv_sys::process::{Detached, Ended, PidFd};
+use serde_json::json;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::sync::broadcast;
+
+const PROCESS_PREFIX: &str = "aenv-";
+const MONITOR_SOCKET: &str = "monitor.sock";
+const LOG: &str = "vmm.log";
+/// What a booted guest's memory is a private mapping of: an empty sparse file.
+const BOOT_MEMORY: &str = "boot-memory";
+
+/// Name of a VM's process in the process list.
+pub(super) fn process_name(vm_name: &str) -> String {
+    format!("{PROCESS_PREFIX}{vm_name}")
+}
+
+/// The reverse of [`process_name`].
+pub(super) fn vm_name(process_name: &str) -> Option<&str> {
+    process_name.strip_prefix(PROCESS_PREFIX)
+}
+
+/// The log of a VM, for evidence.
+pub(super) fn log_path(placement: &Placement) -> PathBuf {
+    placement.run_dir.join(LOG)
+}
+
+/// The files a launch makes in the run directory that are of no use when the VM has ended. The log stays.
+pub(super) fn scratch_files(placement: &Placement) -> [PathBuf; 2] {
+    [placement.run_dir.join(MONITOR_SOCKET), placement.run_dir.join(BOOT_MEMORY)]
+}
+
+/// A process we are connected to. Ends the process when dropped, unless it is to be kept.
+#[derive(Debug)]
+pub(super) struct Launched {
+    process: Process,
+    monitor: Monitor,
+    record: ProcessRecord,
+}
+
+impl Launched {
+    /// Hands the parts over to who looks after the VM from now on. Dropping them leaves the process alone.
+    pub(super) fn into_parts(mut self) -> (Arc<PidFd>, Monitor, ProcessRecord) {
+        self.process.kill_on_drop = false;
+        (Arc::clone(&self.process.handle), self.monitor, self.record)
+    }
+}
+
+#[derive(Debug)]
+struct Process {
+    handle: Arc<PidFd>,
+    kill_on_drop: bool,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if !self.kill_on_drop {
+            return;
+        }
+        let handle = Arc::clone(&self.handle);
+        if let Err(error) = handle.kill() {
+            tracing::error!(pid = handle.pid(), %error, "cannot end a VMM whose start was given up");
+        }
+        // Its entry in the process table goes as soon as it has ended; without a runtime, with us.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                if let Err(error) = wait_and_reap(&handle).await {
+                    tracing::error!(pid = handle.pid(), %error, "cannot wait for a VMM whose start was given up");
+                }
+            });
+        }
+    }
+}
+
+async fn wait_and_reap(process: &PidFd) -> io::Result<Option<Ended>> {
+    process.exited().await?;
+    process.reap()
+}
+
+/// Kills a process known by number and start time, and returns when it is gone.
+pub(super) async fn end_process(pid: u32, start_time: u64) -> io::Result<()> {
+    let process = match PidFd::open(pid, Some(start_time)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        opened => opened?,
+    };
+    process.kill()?;
+    wait_and_reap(&process).await.map(drop)
+}
+
+/// Starts a process that boots its guest.
+pub(super) async fn boot(
+    driver: &QemuDriver,
+    spec: &MachineSpec,
+    placement: &Placement,
+) -> Result<Launched, VmmError> {
+    let memory = placement.run_dir.join(BOOT_MEMORY);
+    let (path, bytes) = (memory.clone(), spec.memory_mib << 20);
+    let context = || format!("cannot make {}", memory.display());
+    blocking(move || File::create(path)?.set_len(bytes), context).await?;
+    start(driver, spec, placement, &memory, Start::Boot, None).await
+}
+
+/// Starts a process and loads a capture into it; its vCPUs are stopped.
+pub(super) async fn restore(
+    driver: &QemuDriver,
+    spec: &MachineSpec,
+    capture: &CaptureFiles,
+    placement: &Placement,
+) -> Result<Launched, VmmError> {
+    let (files, bytes) = (capture.clone(), spec.memory_mib << 20);
+    let context =
+        || format!("cannot read capture {} and {}", capture.state.display(), capture.memory.display());
+    let state = blocking(move || open_capture(&files, bytes), context).await?;
+    let state_fd = state.as_raw_fd();
+    let launched = start(driver, spec, placement, &capture.memory, Start::Restore, Some(state)).await?;
+    load_state(driver, &launched, &placement.name, state_fd).await?;
+    Ok(launched)
+}
+
+/// Checks the memory image and puts the device state into a pipe, from which every version of QEMU can load it.
+fn open_capture(capture: &CaptureFiles, memory_bytes: u64) -> io::Result<OwnedFd> {
+    let length = std::fs::metadata(&capture.memory)?.len();
+    if length != memory_bytes {
+        let what = format!("the memory image has {length} bytes, the machine {memory_bytes}");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
+    let state = std::fs::read(&capture.state)?;
+    let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
+    let (reader, writer) = rustix::pipe::pipe_with(flags)?;
+    // The pipe holds all of it (some KiB per device), so nobody has to feed it while QEMU reads.
+    rustix::pipe::fcntl_setpipe_size(&writer, state.len().max(1))?;
+    io::Write::write_all(&mut File::from(writer), &state)?;
+    Ok(reader)
+}
+
+async fn load_state(driver: &QemuDriver, launched: &Launched, name: &str, fd: i32) -> Result<(), VmmError> {
+    let failed = |error: MonitorError| command_error(name, "restore", error);
+    let monitor = &launched.monitor;
+    let mut events = monitor.subscribe();
+    let capability = json!({"capabilities": [{"capability": "events", "state": true}]});
+    monitor.execute("migrate-set-capabilities", capability).await.map_err(failed)?;
+    monitor.execute("migrate-incoming", json!({"uri": format!("fd:{fd}")})).await.map_err(failed)?;
+    let limit = driver.settings.command_limit;
+    let loaded = async {
+        tokio::select! {
+            outcome = migration_outcome(&mut events) => outcome,
+            _ = launched.process.handle.exited() => Err("the VMM ended".to_owned()),
+        }
+    };
+    let outcome = tokio::time::timeout(limit, loaded).await;
+    let outcome = outcome.map_err(|_| failed(MonitorError::Timeout(limit)))?;
+    let refused =
+        |reason: String| VmmError::Command { name: name.to_owned(), command: "restore".to_owned(), reason };
+    let log = || {
+        std::fs::read_to_string(launched_log(&launched.record))
+            .map_or_else(|_| String::new(), |log| last_lines(&log))
+    };
+    outcome.map_err(|reason| refused(format!("{reason}: {}", log())))?;
+    let status = monitor.execute("query-status", json!({})).await.map_err(failed)?;
+    match status["status"].as_str() {
+        Some("paused") => Ok(()),
+        other => Err(refused(format!("the VM is {} after the load: {}", other.unwrap_or("unknown"), log()))),
+    }
+}
+
+fn launched_log(record: &ProcessRecord) -> PathBuf {
+    record.control_socket.with_file_name(LOG)
+}
+
+/// Waits until QEMU says that the incoming migration is complete.
+async fn migration_outcome(events: &mut broadcast::Receiver<Event>) -> Result<(), String> {
+    loop {
+        let event = match events.recv().await {
+            Ok(event) => event,
+            Err(broadcast::error::RecvError::Lagged(_)) => continue,
+            Err(broadcast::error::RecvError::Closed) => return Err("the monitor is gone".to_owned()),
+        };
+        if event.name == "MIGRATION" {
+            match event.data["status"].as_str() {
+                Some("completed") => return Ok(()),
+                Some("failed") => return Err("the device state does not fit".to_owned()),
+                _ => {}
+            }
+        }
+    }
+}
+
+async fn start(
+    driver: &QemuDriver,
+    spec: &MachineSpec,
+    placement: &Placement,
+    memory: &Path,
+    start: Start,
+    inherit: Option<OwnedFd>,
+) -> Result<Launched, VmmError> {
+    let socket = placement.run_dir.join(MONITOR_SOCKET);
+    let program = driver.settings.program.clone();
+    let process_name = process_name(&placement.name);
+    let (driver_copy, spec, placed, memory) =
+        (driver.clone(), spec.clone(), placement.clone(), memory.to_owned());
+    // Returns the owner of the process, so that one that is started for nobody is ended.
+    let spawn = move || {
+        let listener = listen(&placed.run_dir)?;
+        let command_line = CommandLine {
+            version: driver_copy.version,
+            accelerator: driver_copy.choice.accelerator,
+            cpu_model: &driver_copy.identity.cpu_model,
+            tsc_khz: driver_copy.tsc_khz,
+            spec: &spec,
+            placement: &placed,
+            process_name: &process_name,
+            memory: &memory,
+            monitor_fd: listener.as_raw_fd(),
+            start,
+        };
+        let netns = File::open(&placed.netns).map_err(|error| on_path(&placed.netns, &error))?;
+        let mut inherited = vec![listener.as_fd()];
+        inherited.extend(inherit.iter().map(AsFd::as_fd));
+        let process = Detached {
+            program: &driver_copy.settings.program,
+            arg0: &process_name,
+            args: &command_line.build(),
+            directory: &placed.run_dir,
+            netns: Some(netns.as_fd()),
+            log: File::create(log_path(&placed))?,
+            inherit: &inherited,
+            oom_score_adj: Some(driver_copy.settings.oom_score_adj),
+        };
+        let process = process.spawn()?;
+        let pid = process.pid();
+        let owner = Process { handle: Arc::new(process), kill_on_drop: true };
+        Ok((owner, aenv_sys::process::start_time(pid)?, pid))
+    };
+    let start_error = |reason: String| VmmError::Start { program: program.display().to_string(), reason };
+    let (process, start_time, pid) = match blocking(spawn, String::new).await {
+        Err(VmmError::Io { source, .. }) => return Err(start_error(source.to_string())),
+        spawned => spawned?,
+    };
+    let record = ProcessRecord { pid, start_time, control_socket: socket };
+    match connect(driver, &record.control_socket).await {
+        Ok(monitor) => Ok(Launched { process, monitor, record }),
+        Err(error) => {
+            let log = tokio::fs::read(log_path(placement)).await.unwrap_or_default();
+            let log = last_lines(&String::from_utf8_lossy(&log));
+            Err(start_error(if log.is_empty() { error.to_string() } else { log }))
+        }
+    }
+}
+
+/// Connects to a process of an earlier owner.
+pub(super) async fn adopt(
+    driver: &QemuDriver,
+    record: &ProcessRecord,
+    placement: &Placement,
+) -> Result<Launched, VmmError> {
+    let name = &placement.name;
+    let gone = |detail: String| VmmError::Gone { name: name.clone(), detail };
+    let handle = match PidFd::open(record.pid, Some(record.start_time)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(gone(error.to_string())),
+        opened => opened.map_err(|source| VmmError::Io {
+            context: format!("cannot open process {}", record.pid),
+            source,
+        })?,
+    };
+    let process = Process { handle: Arc::new(handle), kill_on_drop: false };
+    match connect(driver, &record.control_socket).await {
+        Ok(monitor) => Ok(Launched { process, monitor, record: record.clone() }),
+        Err(_) if process.handle.has_exited().unwrap_or(false) => {
+            Err(gone("it ended while it was being taken over".to_owned()))
+        }
+        Err(error) => Err(command_error(name, "adopt", error)),
+    }
+}
+
+/// What a failed command means for the caller.
+pub(super) fn command_error(name: &str, command: &str, error: MonitorError) -> VmmError {
+    let (name, command) = (name.to_owned(), command.to_owned());
+    match error {
+        MonitorError::Timeout(limit) => VmmError::Timeout { name, command, limit },
+        error => VmmError::Command { name, command, reason: error.to_string() },
+    }
+}
+
+fn on_path(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+/// A socket's address holds 108 bytes, a path may be longer: so both ends go through the directory's descriptor.
+fn through_descriptor(directory: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}/{MONITOR_SOCKET}", directory.as_raw_fd()))
+}
+
+fn listen(run_dir: &Path) -> io::Result<UnixListener> {
+    let directory = File::open(run_dir).map_err(|error| on_path(run_dir, &error))?;
+    let path = through_descriptor(&directory);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    UnixListener::bind(path)
+}
+
+async fn connect(driver: &QemuDriver, socket: &Path) -> Result<Monitor, MonitorError> {
+    let directory = File::open(socket.parent().unwrap_or(Path::new("/")))?;
+    let settings = &driver.settings;
+    Monitor::connect(&through_descriptor(&directory), settings.start_limit, settings.command_limit).await
+}

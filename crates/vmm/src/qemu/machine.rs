@@ -1,0 +1,236 @@
+//! One live QEMU machine: the commands, and the task that sees it end.
+//!
+//! Owns the process handle, the monitor connection and the watching task. Dropping it leaves the VM alone.
+//!
+//! ```text
+//! watcher:  process ended ───────────────────────────────▶ collect evidence ─▶ Exit
+//!           SHUTDOWN event, or a run state that is final ─▶ read console, kill, wait ─▶ the same
+//! ```
+
+use super::capture;
+use super::command_line::{CONSOLE, CONSOLE_BYTES};
+use super::ending::{Evidence, Stopped};
+use super::launch::{self, Launched};
+use super::monitor::{Event, Monitor, MonitorError};
+use crate::driver::{
+    CaptureFiles, CaptureReport, Exit, ExitCause, Machine, MachineSpec, Placement, ProcessRecord, VmmError,
+};
+use aenv_sys::process::PidFd;
+use async_trait::async_trait;
+use base64::Engine;
+use serde_json::{Value, json};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::{broadcast, watch};
+use tokio_util::task::AbortOnDropHandle;
+
+/// How much of the VMM's log is looked at.
+const LOG_TAIL: u64 = 16 << 10;
+/// How long the exit of a VMM is awaited after its monitor closed, to tell "gone" from "mute".
+const EXIT_GRACE: Duration = Duration::from_secs(2);
+/// How long SIGKILL may take: a process in the middle of a disk write ends only after it.
+const KILL_LIMIT: Duration = Duration::from_secs(30);
+
+/// A machine whose process is up.
+#[derive(Debug)]
+pub(super) struct QemuMachine {
+    shared: Arc<Shared>,
+    memory_bytes: u64,
+    exit: watch::Receiver<Option<Exit>>,
+    _watcher: AbortOnDropHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    placement: Placement,
+    record: ProcessRecord,
+    process: Arc<PidFd>,
+    monitor: Monitor,
+    kill_requested: AtomicBool,
+}
+
+impl QemuMachine {
+    /// Takes over a launched process.
+    pub(super) fn start(launched: Launched, spec: &MachineSpec, placement: Placement) -> Self {
+        let (process, monitor, record) = launched.into_parts();
+        let kill_requested = AtomicBool::new(false);
+        let shared = Arc::new(Shared { placement, record, process, monitor, kill_requested });
+        let (sender, exit) = watch::channel(None);
+        let watcher = tokio::spawn(Arc::clone(&shared).watch(sender));
+        Self { shared, memory_bytes: spec.memory_mib << 20, exit, _watcher: AbortOnDropHandle::new(watcher) }
+    }
+
+    async fn execute(&self, command: &str, arguments: Value) -> Result<Value, VmmError> {
+        let name = &self.shared.placement.name;
+        match self.shared.monitor.execute(command, arguments).await {
+            Ok(value) => Ok(value),
+            Err(error @ (MonitorError::Closed | MonitorError::Io(_))) => {
+                // The connection ends a moment before the process does.
+                match tokio::time::timeout(EXIT_GRACE, self.wait()).await {
+                    Ok(exit) => Err(VmmError::Gone { name: name.clone(), detail: exit.detail }),
+                    Err(_) => Err(launch::command_error(name, command, error)),
+                }
+            }
+            Err(error) => Err(launch::command_error(name, command, error)),
+        }
+    }
+
+    fn refused(&self, command: &str, reason: &str) -> VmmError {
+        let name = self.shared.placement.name.clone();
+        VmmError::Command { name, command: command.to_owned(), reason: reason.to_owned() }
+    }
+}
+
+#[async_trait]
+impl Machine for QemuMachine {
+    fn record(&self) -> &ProcessRecord {
+        &self.shared.record
+    }
+
+    async fn is_running(&self) -> Result<bool, VmmError> {
+        let status = self.execute("query-status", json!({})).await?;
+        status["running"].as_bool().ok_or_else(|| self.refused("query-status", "the answer has no `running`"))
+    }
+
+    async fn resume(&self) -> Result<(), VmmError> {
+        self.execute("cont", json!({})).await.map(drop)
+    }
+
+    async fn stop(&self) -> Result<(), VmmError> {
+        self.execute("stop", json!({})).await.map(drop)
+    }
+
+    async fn capture(&self, into: &CaptureFiles) -> Result<CaptureReport, VmmError> {
+        if self.is_running().await? {
+            return Err(self.refused("capture", "the machine runs: stop it first"));
+        }
+        let partial = capture::PartialFiles::begin(into)?;
+        let started = std::time::Instant::now();
+        let path = into.state.to_str().ok_or_else(|| self.refused("capture", "a path is not UTF-8"))?;
+        // Made for Xen, but not bound to it: device state of a stopped machine without its memory.
+        self.execute("xen-save-devices-state", json!({"filename": path, "live": false})).await?;
+        let state_time = started.elapsed();
+        capture::finish(partial, self.shared.record.pid, self.memory_bytes, state_time).await
+    }
+
+    async fn kill(&self) -> Result<Exit, VmmError> {
+        self.shared.kill_requested.store(true, Ordering::Relaxed);
+        let failed = |context: String| move |source| VmmError::Io { context, source };
+        let name = &self.shared.placement.name;
+        if self.exit.borrow().is_none() {
+            self.shared.process.kill().map_err(failed(format!("cannot end VMM {name}")))?;
+        }
+        let exit = tokio::time::timeout(KILL_LIMIT, self.wait()).await.map_err(|_| VmmError::Timeout {
+            name: name.clone(),
+            command: "kill".to_owned(),
+            limit: KILL_LIMIT,
+        })?;
+        for path in launch::scratch_files(&self.shared.placement) {
+            match tokio::fs::remove_file(&path).await {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(failed(format!("cannot remove {}", path.display()))(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(exit)
+    }
+
+    async fn wait(&self) -> Exit {
+        let mut exit = self.exit.clone();
+        // The watcher lives as long as `self` and ends only by telling, unless it panics.
+        match exit.wait_for(Option::is_some).await.map(|exit| exit.clone()) {
+            Ok(Some(exit)) => exit,
+            Ok(None) | Err(_) => Exit {
+                cause: ExitCause::VmmCrashed,
+                detail: "the task that watches the VMM failed".to_owned(),
+            },
+        }
+    }
+}
+
+impl Shared {
+    async fn watch(self: Arc<Self>, exit: watch::Sender<Option<Exit>>) {
+        let stopped = tokio::select! {
+            stopped = self.stopped_for_good() => Some(stopped),
+            ended = self.process.exited() => {
+                if let Err(error) = ended {
+                    tracing::error!(vm = self.placement.name, %error, "cannot wait for the VMM");
+                }
+                None
+            }
+        };
+        if stopped.is_some()
+            && let Err(error) = self.end().await
+        {
+            tracing::error!(vm = self.placement.name, %error, "cannot end a VMM whose guest is down");
+        }
+        let ended = self.process.reap().unwrap_or_else(|error| {
+            tracing::error!(vm = self.placement.name, %error, "cannot read the VMM's exit status");
+            None
+        });
+        let log = read_tail(&launch::log_path(&self.placement))
+            .unwrap_or_else(|error| format!("(log lost: {error})"));
+        let kill_requested = self.kill_requested.load(Ordering::Relaxed);
+        let found = Evidence { kill_requested, stopped, ended, log }.exit();
+        tracing::debug!(vm = self.placement.name, cause = ?found.cause, detail = found.detail, "VMM ended");
+        exit.send_replace(Some(found));
+    }
+
+    async fn end(&self) -> io::Result<()> {
+        self.process.kill()?;
+        self.process.exited().await
+    }
+
+    /// Waits until the guest can never run again though the VMM lives, and saves what the console says.
+    async fn stopped_for_good(&self) -> Stopped {
+        let mut events = self.monitor.subscribe();
+        loop {
+            // Asked first: it may have happened while nobody listened.
+            if let Some(reason) = self.final_state().await {
+                return self.evidence(reason).await;
+            }
+            match events.recv().await {
+                Ok(Event { name, data }) if name == "SHUTDOWN" => {
+                    let reason = data["reason"].as_str().unwrap_or("unknown").to_owned();
+                    return self.evidence(reason).await;
+                }
+                Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
+                // The monitor belongs to us, so this does not happen; the process handle sees the end.
+                Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+            }
+        }
+    }
+
+    async fn final_state(&self) -> Option<String> {
+        let status = self.monitor.execute("query-status", json!({})).await.ok()?;
+        let status = status["status"].as_str()?;
+        matches!(status, "shutdown" | "internal-error" | "guest-panicked").then(|| status.to_owned())
+    }
+
+    async fn evidence(&self, reason: String) -> Stopped {
+        let arguments = json!({"device": CONSOLE, "size": CONSOLE_BYTES, "format": "base64"});
+        let console = match self.monitor.execute("ringbuf-read", arguments).await {
+            Ok(text) => base64::engine::general_purpose::STANDARD
+                .decode(text.as_str().unwrap_or_default())
+                .map_or_else(
+                    |error| format!("(console lost: {error})"),
+                    |raw| String::from_utf8_lossy(&raw).into_owned(),
+                ),
+            Err(error) => format!("(console lost: {error})"),
+        };
+        Stopped { reason, console }
+    }
+}
+
+fn read_tail(path: &Path) -> io::Result<String> {
+    let mut file = std::fs::File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL)))?;
+    let mut tail = Vec::new();
+    file.take(LOG_TAIL).read_to_end(&mut tail)?;
+    Ok(String::from_utf8_lossy(&tail).into_owned())
+}
