@@ -139,7 +139,7 @@ impl Create<'_> {
                 }
             }
         }
-        Ok(self.from_capture(&mut stages).await?.with(stages))
+        Ok(self.cold_start(&mut stages).await?.with(stages))
     }
 
     async fn claim(&self, standby: Standby, stages: &mut Stages) -> Result<Made, Failure> {
@@ -170,7 +170,7 @@ impl Create<'_> {
         Ok(made)
     }
 
-    async fn from_capture(&self, stages: &mut Stages) -> Result<Made, Failure> {
+    async fn cold_start(&self, stages: &mut Stages) -> Result<Made, Failure> {
         let asked = Instant::now();
         let _permit = tokio::select! {
             permit = self.node.admission.for_caller() => permit?,

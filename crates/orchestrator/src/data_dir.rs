@@ -50,7 +50,7 @@ impl DataDir {
         if longest > MAX_SOCKET_PATH {
             return Err(StartError::DataDir {
                 action: "use",
-                path: dir.root.clone(),
+                path: dir.root,
                 reason: format!(
                     "its path is {} characters too long for the control sockets of VMMs: choose a shorter one",
                     longest - MAX_SOCKET_PATH

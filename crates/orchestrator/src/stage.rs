@@ -1,12 +1,12 @@
 //! The steps of an operation: their times, their limits, and the failure of one of them.
 
-use crate::disk::DiskError;
 use crate::error::Error;
 use crate::guest_channel::GuestError;
 use crate::journal::JournalError;
 use crate::random::NoRandomness;
 use crate::view::Stage;
 use aenv_network::NetworkError;
+use aenv_storage::StorageError;
 use aenv_vmm::VmmError;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -17,7 +17,7 @@ pub(crate) enum Cause {
     #[error(transparent)]
     Network(#[from] NetworkError),
     #[error(transparent)]
-    Disk(#[from] DiskError),
+    Disk(#[from] StorageError),
     #[error(transparent)]
     Vmm(#[from] VmmError),
     #[error(transparent)]
@@ -56,7 +56,7 @@ impl Failure {
     /// What the caller of `operation` is told.
     pub(crate) fn into_error(self, operation: &str) -> Error {
         match self.cause {
-            Cause::Disk(error @ DiskError::NoSpace(_)) => Error::NoCapacity(error.to_string()),
+            Cause::Disk(error @ StorageError::NoSpace { .. }) => Error::NoCapacity(error.to_string()),
             Cause::Network(error @ NetworkError::Exhausted(_)) => Error::NoCapacity(error.to_string()),
             Cause::Vmm(VmmError::Io { context, source })
                 if source.kind() == std::io::ErrorKind::StorageFull =>

@@ -108,7 +108,7 @@ fn check_reflink(dir: &DataDir, copies: DiskCopies) -> Result<(), StartError> {
     std::fs::write(&probe, [0_u8; 4096]).map_err(|error| fail(error.to_string()))?;
     let result = match std::fs::remove_file(&copy) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(fail(error.to_string())),
-        _ => clone_blocking(&probe, &copy, copies).map_err(|error| fail(error.to_string())),
+        _ => clone_blocking(&probe, &copy, copies).map(drop).map_err(|error| fail(error.to_string())),
     };
     for path in [&probe, &copy] {
         if let Err(error) = std::fs::remove_file(path)

@@ -77,8 +77,12 @@ impl Journal {
                         serve(store, lock, requests);
                     }
                 }
-                // Nobody left to tell when the opener has gone.
-                Err(error) => drop(opened.send(Err(error))),
+                Err(error) => {
+                    // First the lock: whoever sees the error may try again at once.
+                    drop(lock);
+                    // Nobody left to tell when the opener has gone.
+                    drop(opened.send(Err(error)));
+                }
             })
             .map_err(|error| fail(format!("cannot start its thread: {error}")))?;
         match result.await {

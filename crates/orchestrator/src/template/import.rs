@@ -3,7 +3,7 @@
 
 use super::file::{TemplateFile, read_all, sha256};
 use crate::data_dir::DataDir;
-use crate::disk::{DiskError, clone_blocking};
+use crate::disk::clone_blocking;
 use crate::random;
 use crate::settings::{DiskCopies, StartError};
 use aenv_protocol::ids::TemplateId;
@@ -112,7 +112,7 @@ fn store(dir: &DataDir, file: &TemplateFile, rootfs: &Path) -> Result<(), Import
     }
     // The source often lies on another filesystem: a full copy is what an import means there.
     clone_blocking(rootfs, &incoming, DiskCopies::FullCopyAllowed)
-        .map_err(|error: DiskError| failed("copy to", &incoming, error.to_string()))?;
+        .map_err(|error| failed("copy to", &incoming, error.to_string()))?;
     std::fs::File::open(&incoming).and_then(|file| file.sync_all()).map_err(at("sync", &incoming))?;
     std::fs::rename(&incoming, &target).map_err(at("rename to", &target))?;
     file.write(&directory).map_err(at("describe", &directory))

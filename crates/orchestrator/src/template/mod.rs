@@ -91,7 +91,7 @@ impl Template {
         match file::stored_bytes(&self.dir) {
             Ok(bytes) => self.stored_bytes.store(bytes, Ordering::Relaxed),
             Err(error) => {
-                tracing::warn!(template = %self.file.name, %error, "size of the template's files unknown")
+                tracing::warn!(template = %self.file.name, %error, "size of the template's files unknown");
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Whole nodes on a fake host: their life, faults at every step, and crashes at every step.
 
+#![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
+
 mod crash;
 mod faults;
 mod life;
