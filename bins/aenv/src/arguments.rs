@@ -98,6 +98,7 @@ pub(crate) struct StartArguments {
     pub(crate) template: String,
     /// How long the sandbox lives: 300, 90s, 5m, 1h30m
     #[arg(long, default_value = "5m", value_parser = parse_duration, value_name = "DURATION")]
+    #[arg(allow_hyphen_values = true)]
     pub(crate) timeout: Duration,
     /// Environment variable of every process in the sandbox; may be repeated
     #[arg(long = "env", short = 'e', value_parser = parse_pair, value_name = "KEY=VALUE")]
@@ -129,7 +130,7 @@ pub(crate) struct ExecArguments {
     #[arg(long = "env", short = 'e', value_parser = parse_pair, value_name = "KEY=VALUE")]
     pub(crate) environment: Vec<(String, String)>,
     /// Kill the command when it runs longer
-    #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
+    #[arg(long, value_parser = parse_duration, value_name = "DURATION", allow_hyphen_values = true)]
     pub(crate) timeout: Option<Duration>,
     /// Forward standard input also when it is a terminal (piped input is always forwarded)
     #[arg(long, short = 'i')]

@@ -1,5 +1,7 @@
 //! `aenv exec` against a fake sandbox: streams, input, exit codes, signals, broken connections.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod fake;
 
 use aenv_protocol::envd::process::{
@@ -200,7 +202,7 @@ fn piped_input_arrives_in_order_and_its_end_closes_the_commands_input() {
     let stream = Arc::new(Mutex::new(None::<Pen>));
     let received = Arc::new(Mutex::new(Vec::new()));
     let node = {
-        let (stream, received) = (stream.clone(), received.clone());
+        let received = received.clone();
         node_with(move |asked| match asked.path.as_str() {
             "/process.Process/Start" => {
                 let (pen, answer) = process_answer();
@@ -239,24 +241,21 @@ fn piped_input_arrives_in_order_and_its_end_closes_the_commands_input() {
 #[test]
 fn a_command_that_wants_no_input_is_no_failure() {
     let stream = Arc::new(Mutex::new(None::<Pen>));
-    let node = {
-        let stream = stream.clone();
-        node_with(move |asked| match asked.path.as_str() {
-            "/process.Process/Start" => {
-                let (pen, answer) = process_answer();
-                write_all(&pen, vec![started()]);
-                *stream.lock().unwrap() = Some(pen);
-                Some(answer)
+    let node = node_with(move |asked| match asked.path.as_str() {
+        "/process.Process/Start" => {
+            let (pen, answer) = process_answer();
+            write_all(&pen, vec![started()]);
+            *stream.lock().unwrap() = Some(pen);
+            Some(answer)
+        }
+        "/process.Process/SendInput" => {
+            if let Some(pen) = stream.lock().unwrap().take() {
+                write_all(&pen, vec![stdout(b"first line"), exited(0, ""), end_of_stream(&json!({}))]);
             }
-            "/process.Process/SendInput" => {
-                if let Some(pen) = stream.lock().unwrap().take() {
-                    write_all(&pen, vec![stdout(b"first line"), exited(0, ""), end_of_stream(&json!({}))]);
-                }
-                Some(answer(500, json!({"code": "internal", "message": "broken pipe"}).to_string()))
-            }
-            _ => None,
-        })
-    };
+            Some(answer(500, json!({"code": "internal", "message": "broken pipe"}).to_string()))
+        }
+        _ => None,
+    });
     let mut child = node.command(["exec", ID, "--", "head", "-1"]).stdin(Stdio::piped()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
     let feeding = std::thread::spawn(move || while input.write_all(&[b'x'; 65536]).is_ok() {});

@@ -211,12 +211,12 @@ pub(crate) fn started() -> std::io::Result<Bytes> {
 }
 
 pub(crate) fn stdout(bytes: &[u8]) -> std::io::Result<Bytes> {
-    let output = Some(process_event::data_event::Output::Stdout(bytes.to_vec().into()));
+    let output = Some(process_event::data_event::Output::Stdout(bytes.to_vec()));
     event(process_event::DataEvent { output, ..Default::default() })
 }
 
 pub(crate) fn stderr(bytes: &[u8]) -> std::io::Result<Bytes> {
-    let output = Some(process_event::data_event::Output::Stderr(bytes.to_vec().into()));
+    let output = Some(process_event::data_event::Output::Stderr(bytes.to_vec()));
     event(process_event::DataEvent { output, ..Default::default() })
 }
 
