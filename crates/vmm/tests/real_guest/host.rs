@@ -1,0 +1,280 @@
+//! What a real guest needs on the host: artifacts, a filesystem that shares blocks, a namespace with a tap, a disk.
+//!
+//! Owns everything it makes and removes it when dropped. The network is made with the `ip` command, which only tests may.
+
+use aenv_sys::netns::{NetworkNamespace, remove_pinned};
+use aenv_sys::{file, process};
+use aenv_vmm::qemu::{QemuDriver, Settings};
+use aenv_vmm::{BootSource, CaptureFiles, MachineSpec, Placement};
+use std::fs::{File, OpenOptions};
+use std::hash::{DefaultHasher, Hasher};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Port of the guest daemon.
+const ENVD: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(169, 254, 0, 21)), 49983);
+const NETWORK: &str = "ip link set lo up
+ip link set tap0 address 02:fc:00:00:00:01 up
+ip addr add 169.254.0.22/30 dev tap0
+ip neigh replace 169.254.0.21 lladdr 02:fc:00:00:00:02 dev tap0 nud permanent";
+
+pub(crate) fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.unwrap_or_else(|error| panic!("cannot run {program}: {error}"));
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+pub(crate) fn signal(pid: u32, name: &str) {
+    run("kill", &["-s", name, &pid.to_string()]);
+}
+
+/// Whether the process is there, a zombie not counted.
+pub(crate) fn process_exists(pid: u32) -> bool {
+    process::args(pid).is_ok_and(|args| !args.is_empty())
+}
+
+/// Memory of a process, as text.
+pub(crate) fn memory_kib(pid: u32) -> String {
+    let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+    let field = |name: &str| {
+        let line = rollup.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().to_owned()
+    };
+    format!("PSS {} KiB, private {} KiB", field("Pss:"), field("Private_Dirty:"))
+}
+
+/// A prepared host.
+pub(crate) struct Host {
+    pub(crate) driver: QemuDriver,
+    pub(crate) spec: MachineSpec,
+    prefix: String,
+    boot: BootSource,
+    data: PathBuf,
+    mounted: bool,
+    _directory: tempfile::TempDir,
+}
+
+impl Host {
+    /// `letter` keeps tests that run at the same time apart.
+    pub(crate) async fn new(letter: &str) -> Self {
+        let settings = match std::env::var_os("AENV_TEST_QEMU") {
+            Some(program) => Settings { program: program.into(), ..Settings::default() },
+            None => Settings::default(),
+        };
+        let driver = QemuDriver::detect(settings).await.unwrap();
+        let guest = std::env::var_os("AENV_TEST_GUEST").map_or_else(
+            || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.aenv/cache/guest"),
+            PathBuf::from,
+        );
+        let boot =
+            BootSource { kernel: guest.join("kernel/vmlinuz"), initramfs: guest.join("initramfs.cpio") };
+        for path in [&boot.kernel, &boot.initramfs] {
+            assert!(path.exists(), "{} is missing: make it with `cargo xtask guest`", path.display());
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let data = directory.path().join("data");
+        std::fs::create_dir(&data).unwrap();
+        let mounted = !file::supports_reflink(&data).unwrap();
+        if mounted {
+            let image = directory.path().join("xfs");
+            File::create(&image).unwrap().set_len(4 << 30).unwrap();
+            run("mkfs.xfs", &["-q", "-m", "reflink=1", image.to_str().unwrap()]);
+            run("mount", &["-o", "loop", image.to_str().unwrap(), data.to_str().unwrap()]);
+        }
+        let prefix = format!("t{letter}{}-", std::process::id());
+        let spec = MachineSpec { vcpus: 2, memory_mib: 512 };
+        Self { driver, spec, prefix, boot, data, mounted, _directory: directory }
+    }
+
+    /// Name prefix of all its VMs.
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.data.join(name)
+    }
+
+    pub(crate) fn capture_files(&self, name: &str) -> CaptureFiles {
+        CaptureFiles {
+            memory: self.path(&format!("{name}.memory")),
+            state: self.path(&format!("{name}.state")),
+        }
+    }
+
+    /// A slot with a small empty disk.
+    pub(crate) fn slot(&self, name: &str) -> Slot {
+        let slot = Slot::new(self, name);
+        File::create(&slot.disk).unwrap().set_len(64 << 20).unwrap();
+        run("mke2fs", &["-q", "-F", "-t", "ext4", slot.disk.to_str().unwrap()]);
+        slot
+    }
+
+    /// A slot with a copy of another one's disk.
+    pub(crate) fn slot_with_disk(&self, name: &str, other: &Slot) -> Slot {
+        let slot = Slot::new(self, name);
+        file::reflink(&File::open(&other.disk).unwrap(), &File::create(&slot.disk).unwrap(), &slot.disk)
+            .unwrap();
+        slot
+    }
+
+    /// Hash of the data of a file.
+    pub(crate) fn digest(&self, path: &Path) -> u64 {
+        let file = File::open(path).unwrap();
+        let mut hasher = DefaultHasher::new();
+        for extent in file::data_extents(&file).unwrap() {
+            let mut bytes = vec![0; usize::try_from(extent.end - extent.start).unwrap()];
+            file.read_exact_at(&mut bytes, extent.start).unwrap();
+            hasher.write_u64(extent.start);
+            hasher.write(&bytes);
+        }
+        hasher.finish()
+    }
+
+    /// Waits until a VM that nobody watches says that its guest is down.
+    pub(crate) async fn until_guest_is_down(&self, control_socket: &Path, patience: Duration) {
+        let started = Instant::now();
+        loop {
+            let mut socket = std::os::unix::net::UnixStream::connect(control_socket).unwrap();
+            socket
+                .write_all(b"{\"execute\":\"qmp_capabilities\"}\n{\"execute\":\"query-status\"}\n")
+                .unwrap();
+            socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+            let mut answer = Vec::new();
+            // Ends by the time limit: the VMM does not hang up.
+            _ = socket.read_to_end(&mut answer);
+            if String::from_utf8_lossy(&answer).contains("\"shutdown\"") {
+                return;
+            }
+            assert!(started.elapsed() < patience, "the guest does not go down");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    fn processes(&self) -> Vec<process::Found> {
+        let prefix = format!("aenv-{}", self.prefix);
+        process::find(|name| name.starts_with(&prefix)).unwrap()
+    }
+
+    pub(crate) async fn until_no_process_is_left(&self, patience: Duration) {
+        let started = Instant::now();
+        while !self.processes().is_empty() {
+            assert!(started.elapsed() < patience, "left behind: {:?}", self.processes());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub(crate) fn leaves_nothing(&self) {
+        assert!(self.processes().is_empty(), "left behind: {:?}", self.processes());
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        for process in self.processes() {
+            signal(process.pid, "KILL");
+        }
+        if self.mounted {
+            // Lazily: a VMM of a failed test may not have ended yet.
+            run("umount", &["-l", self.data.to_str().unwrap()]);
+        }
+    }
+}
+
+/// Namespace, tap, run directory and disk of one VM.
+pub(crate) struct Slot {
+    name: String,
+    directory: PathBuf,
+    netns: PathBuf,
+    namespace: NetworkNamespace,
+    disk: PathBuf,
+    boot: BootSource,
+}
+
+impl Slot {
+    fn new(host: &Host, name: &str) -> Self {
+        let name = format!("{}{name}", host.prefix);
+        let directory = host.path(&format!("run-{name}"));
+        std::fs::create_dir(&directory).unwrap();
+        let netns = host.path(&format!("netns-{name}"));
+        let namespace = NetworkNamespace::create_pinned(&netns).unwrap();
+        let network = || {
+            aenv_sys::tap::create_persistent("tap0", None).unwrap();
+            run("sh", &["-ec", NETWORK]);
+        };
+        namespace.run(network).unwrap();
+        let disk = host.path(&format!("disk-{name}"));
+        Self { name, directory, netns, namespace, disk, boot: host.boot.clone() }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn placement(&self) -> Placement {
+        Placement {
+            name: self.name.clone(),
+            run_dir: self.directory.clone(),
+            netns: self.netns.clone(),
+            tap: "tap0".to_owned(),
+            disk: self.disk.clone(),
+            boot: self.boot.clone(),
+        }
+    }
+
+    pub(crate) fn placement_without_initramfs(&self) -> Placement {
+        let mut placement = self.placement();
+        placement.boot.initramfs = self.disk.with_extension("initramfs");
+        // What is no archive is reported by the kernel and left out.
+        OpenOptions::new()
+            .create(true)
+            .write(true)
+            .truncate(true)
+            .open(&placement.boot.initramfs)
+            .and_then(|mut file| file.write_all(b"nothing"))
+            .unwrap();
+        placement
+    }
+
+    /// Names of the files in the run directory.
+    pub(crate) fn files(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.directory).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    /// Asks the guest daemon for its health until it answers; returns the milliseconds that took.
+    pub(crate) fn answer(&self, patience: Duration) -> f64 {
+        let started = Instant::now();
+        self.namespace
+            .run(|| {
+                while let Err(error) = ask_health() {
+                    assert!(started.elapsed() < patience, "{}: no answer: {error}", self.name);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            })
+            .unwrap();
+        started.elapsed().as_secs_f64() * 1e3
+    }
+}
+
+fn ask_health() -> std::io::Result<()> {
+    let mut connection = TcpStream::connect_timeout(&ENVD, Duration::from_secs(2))?;
+    connection.set_read_timeout(Some(Duration::from_secs(2)))?;
+    connection.write_all(b"GET /health HTTP/1.1\r\nHost: guest\r\nConnection: close\r\n\r\n")?;
+    let mut head = [0; 12];
+    connection.read_exact(&mut head)?;
+    if head.starts_with(b"HTTP/1.") && head[9] == b'2' {
+        return Ok(());
+    }
+    Err(std::io::Error::other(String::from_utf8_lossy(&head).into_owned()))
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        remove_pinned(&self.netns).unwrap();
+    }
+}

@@ -1,0 +1,229 @@
+//! The QEMU driver with real guests: boot, capture, restore many, capture again, adopt, and every way to end.
+//!
+//! Needs root, QEMU and the guest artifacts; a missing artifact fails the test and says what makes it. Times are printed,
+//! never judged (`cargo nextest run -p aenv-vmm -E 'binary(real_guest)' --no-capture` shows them).
+
+mod host;
+
+use aenv_vmm::{CaptureFiles, ExitCause, Machine, MachineSpec, Vmm, VmmError};
+use host::{Host, Slot, memory_kib, process_exists};
+use std::time::{Duration, Instant};
+
+/// Far more than anything takes, even on a loaded machine without virtualisation.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+async fn booted(host: &Host, slot: &Slot) -> Box<dyn Machine> {
+    let started = Instant::now();
+    let machine = host.driver.boot(&host.spec, slot.placement()).await.unwrap();
+    let process = milliseconds(started);
+    slot.answer(PATIENCE);
+    println!("boot: process {process:.0} ms, first answer after {:.0} ms", milliseconds(started));
+    machine
+}
+
+async fn captured(host: &Host, machine: &dyn Machine, name: &str) -> CaptureFiles {
+    let started = Instant::now();
+    machine.stop().await.unwrap();
+    let stop = milliseconds(started);
+    let files = host.capture_files(name);
+    let report = machine.capture(&files).await.unwrap();
+    println!("capture {name}: stop {stop:.1} ms, {report:?}");
+    assert!(report.changed_pages > report.zero_pages && report.state_bytes > 0);
+    assert_eq!(std::fs::metadata(&files.memory).unwrap().len(), host.spec.memory_mib << 20);
+    files
+}
+
+async fn restored(host: &Host, slot: &Slot, files: &CaptureFiles) -> Box<dyn Machine> {
+    let started = Instant::now();
+    let machine = host.driver.restore(&host.spec, files, slot.placement()).await.unwrap();
+    let ready = milliseconds(started);
+    assert!(!machine.is_running().await.unwrap());
+    let started = Instant::now();
+    machine.resume().await.unwrap();
+    let resume = milliseconds(started);
+    let first = slot.answer(PATIENCE);
+    let second = slot.answer(PATIENCE);
+    machine.stop().await.unwrap();
+    let started = Instant::now();
+    machine.resume().await.unwrap();
+    slot.answer(PATIENCE);
+    let standby = milliseconds(started);
+    println!(
+        "restore: ready {ready:.0} ms, resume {resume:.1}, answers {first:.1} and {second:.1}, as a standby {standby:.1} ms; {}",
+        memory_kib(machine.record().pid)
+    );
+    machine
+}
+
+async fn killed(machine: &dyn Machine, slot: &Slot) {
+    let pid = machine.record().pid;
+    assert_eq!(machine.kill().await.unwrap().cause, ExitCause::Killed);
+    assert!(!process_exists(pid));
+    assert_eq!(machine.kill().await.unwrap().cause, ExitCause::Killed);
+    assert_eq!(slot.files(), ["vmm.log"]);
+    assert!(matches!(machine.resume().await, Err(VmmError::Gone { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_is_captured_and_restored_many_times_over_two_generations() {
+    let host = Host::new("g").await;
+    let origin = host.slot("origin");
+    let machine = booted(&host, &origin).await;
+    let running = machine.capture(&host.capture_files("running")).await.unwrap_err();
+    assert!(running.to_string().contains("stop it first"), "{running}");
+    let first = captured(&host, &*machine, "first").await;
+    let again = machine.capture(&first).await.unwrap_err();
+    assert!(matches!(again, VmmError::Io { .. }), "{again}");
+    // The source goes on after its capture.
+    machine.resume().await.unwrap();
+    origin.answer(PATIENCE);
+    killed(&*machine, &origin).await;
+    let image = host.digest(&first.memory);
+
+    let slots = ["one", "two", "three"].map(|name| host.slot_with_disk(name, &origin));
+    let mut children = Vec::new();
+    for slot in &slots {
+        children.push(restored(&host, slot, &first).await);
+    }
+    for slot in &slots {
+        slot.answer(PATIENCE);
+    }
+    let second = captured(&host, &*children[0], "second").await;
+    let grandchild_slot = host.slot_with_disk("grandchild", &slots[0]);
+    for (child, slot) in children.iter().zip(&slots) {
+        killed(&**child, slot).await;
+    }
+    assert_eq!(host.digest(&first.memory), image, "a child wrote to the shared image");
+
+    let grandchild = restored(&host, &grandchild_slot, &second).await;
+    let third = captured(&host, &*grandchild, "third").await;
+    assert_ne!(host.digest(&third.memory), host.digest(&second.memory));
+    killed(&*grandchild, &grandchild_slot).await;
+    host.leaves_nothing();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_outlives_its_machine_and_is_adopted() {
+    let host = Host::new("d").await;
+    let slot = host.slot("one");
+    let machine = booted(&host, &slot).await;
+    machine.stop().await.unwrap();
+    let record = machine.record().clone();
+    drop(machine);
+    let machine = host.driver.adopt(&host.spec, &record, slot.placement()).await.unwrap();
+    assert!(!machine.is_running().await.unwrap());
+    machine.resume().await.unwrap();
+    slot.answer(PATIENCE);
+    captured(&host, &*machine, "adopted").await;
+    killed(&*machine, &slot).await;
+    let gone = host.driver.adopt(&host.spec, &record, slot.placement()).await.err().unwrap();
+    assert!(matches!(gone, VmmError::Gone { .. }), "{gone}");
+    host.leaves_nothing();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vmm_killed_from_outside_is_told_from_our_own_kill() {
+    let host = Host::new("k").await;
+    let slot = host.slot("one");
+    let machine = host.driver.boot(&host.spec, slot.placement()).await.unwrap();
+    let waiting = (machine.wait(), machine.wait());
+    host::signal(machine.record().pid, "KILL");
+    let (exit, same) = tokio::join!(waiting.0, waiting.1);
+    assert_eq!(exit, same);
+    assert_eq!(exit.cause, ExitCause::VmmKilled, "{exit:?}");
+    assert!(matches!(machine.stop().await, Err(VmmError::Gone { .. })));
+    // Killing an ended VM tells how it ended and cleans up.
+    assert_eq!(machine.kill().await.unwrap().cause, ExitCause::VmmKilled);
+    assert_eq!(slot.files(), ["vmm.log"]);
+
+    let machine = host.driver.boot(&host.spec, slot.placement()).await.unwrap();
+    host::signal(machine.record().pid, "TERM");
+    let exit = machine.wait().await;
+    assert_eq!(exit.cause, ExitCause::VmmKilled, "{exit:?}");
+    assert!(exit.detail.contains("terminating on signal 15"), "{exit:?}");
+    machine.kill().await.unwrap();
+    host.leaves_nothing();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_panic_is_seen_at_once_and_after_an_adoption() {
+    let host = Host::new("p").await;
+    let slot = host.slot("one");
+    // Without a root and without an /init the kernel can only panic.
+    let placement = slot.placement_without_initramfs();
+    let machine = host.driver.boot(&host.spec, placement.clone()).await.unwrap();
+    let exit = tokio::time::timeout(PATIENCE, machine.wait()).await.unwrap();
+    assert_eq!(exit.cause, ExitCause::GuestPanic, "{exit:?}");
+    assert!(exit.detail.contains("Kernel panic - not syncing"), "{exit:?}");
+    assert!(!process_exists(machine.record().pid));
+    machine.kill().await.unwrap();
+
+    let machine = host.driver.boot(&host.spec, placement.clone()).await.unwrap();
+    let record = machine.record().clone();
+    drop(machine);
+    // Nobody watches while the guest goes down; the VMM keeps the evidence.
+    host.until_guest_is_down(&record.control_socket, PATIENCE).await;
+    let machine = host.driver.adopt(&host.spec, &record, placement).await.unwrap();
+    let exit = tokio::time::timeout(PATIENCE, machine.wait()).await.unwrap();
+    assert_eq!(exit.cause, ExitCause::GuestPanic, "{exit:?}");
+    machine.kill().await.unwrap();
+    host.leaves_nothing();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strays_are_ended_and_others_kept() {
+    let host = Host::new("s").await;
+    let slots = [host.slot("keep"), host.slot("stray")];
+    let mut machines = Vec::new();
+    for slot in &slots {
+        machines.push(host.driver.boot(&host.spec, slot.placement()).await.unwrap());
+    }
+    let pids: Vec<u32> = machines.iter().map(|machine| machine.record().pid).collect();
+    drop(machines);
+    let keep = [slots[0].name().to_owned()];
+    let ended = host.driver.reap_strays(host.prefix(), &keep).await.unwrap();
+    assert_eq!(ended, [slots[1].name()]);
+    assert!(process_exists(pids[0]) && !process_exists(pids[1]));
+    assert_eq!(host.driver.reap_strays(host.prefix(), &[]).await.unwrap(), keep);
+    assert!(!process_exists(pids[0]));
+    assert!(host.driver.reap_strays(host.prefix(), &[]).await.unwrap().is_empty());
+    host.leaves_nothing();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_fails_or_is_given_up_leaves_nothing() {
+    let host = Host::new("f").await;
+    let slot = host.slot("one");
+    let mut placement = slot.placement();
+    placement.disk = host.path("no-such-disk");
+    let error = host.driver.boot(&host.spec, placement).await.err().unwrap();
+    assert!(error.to_string().contains("no-such-disk"), "{error}");
+    let mut placement = slot.placement();
+    placement.netns = host.path("no-such-namespace");
+    let error = host.driver.boot(&host.spec, placement).await.err().unwrap();
+    assert!(error.to_string().contains("no-such-namespace"), "{error}");
+
+    let files = host.capture_files("bad");
+    std::fs::write(&files.state, "this is no device state").unwrap();
+    std::fs::File::create(&files.memory).unwrap().set_len(host.spec.memory_mib << 20).unwrap();
+    let started = Instant::now();
+    let error = host.driver.restore(&host.spec, &files, slot.placement()).await.err().unwrap();
+    println!("bad state is refused after {:.0} ms: {error}", milliseconds(started));
+    let small = MachineSpec { memory_mib: host.spec.memory_mib / 2, ..host.spec.clone() };
+    let error = host.driver.restore(&small, &files, slot.placement()).await.err().unwrap();
+    assert!(error.to_string().contains("memory image has"), "{error}");
+
+    for delay in [0, 1, 5, 20, 60] {
+        let boot = host.driver.boot(&host.spec, slot.placement());
+        // Whichever is first: what was started by then must go.
+        drop(tokio::time::timeout(Duration::from_millis(delay), boot).await.map(|booted| {
+            host::signal(booted.unwrap().record().pid, "KILL");
+        }));
+    }
+    host.until_no_process_is_left(PATIENCE).await;
+    host.leaves_nothing();
+}
