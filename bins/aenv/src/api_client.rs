@@ -59,11 +59,15 @@ impl From<ApiError> for Failure {
             ApiError::Refused { status, message } => {
                 let failure = Self::new(message);
                 match status {
-                    StatusCode::UNAUTHORIZED => failure
-                        .with_hint("the key belongs to another node or is old: `. .aenv/env` again, or look at E2B_API_KEY"),
-                    StatusCode::NOT_FOUND => failure.with_hint("`aenv ls` lists sandboxes, `aenv template ls` templates"),
-                    StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => failure
-                        .with_hint("the node is busy or full: try again, or free room with `aenv rm`"),
+                    StatusCode::UNAUTHORIZED => failure.with_hint(
+                        "the key is old or of another node: `. .aenv/env` again, or see E2B_API_KEY",
+                    ),
+                    StatusCode::NOT_FOUND => {
+                        failure.with_hint("`aenv ls` and `aenv template ls` list what there is")
+                    }
+                    StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                        failure.with_hint("the node is busy or full: try again, or free room with `aenv rm`")
+                    }
                     status if status.is_server_error() => {
                         failure.with_hint("the node's log says more; `aenv doctor` examines the machine")
                     }

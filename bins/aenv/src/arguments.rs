@@ -14,7 +14,8 @@ Exit codes:
   1    failed; standard error says what failed and how to fix it
   2    the command line or the settings are wrong
   124  exec: the command ran longer than --timeout and was killed
-  125  exec: the connection to the sandbox broke, the command's own exit code is unknown
+  125  exec: aenv itself failed (no such sandbox, the connection broke): the command's own exit
+       code is unknown
   128+N  ended by signal N; for exec, the command in the sandbox ended by signal N
   otherwise exec ends with the exit code of its command
 

@@ -17,7 +17,7 @@ impl Exit {
     pub(crate) const USAGE: Self = Self(2);
     /// A command in the sandbox ran longer than allowed (as `timeout` of coreutils).
     pub(crate) const TIMED_OUT: Self = Self(124);
-    /// The connection to the sandbox broke while a command ran (as `env` and `docker` for trouble of their own).
+    /// We failed, not the command we were to run in a sandbox (as `env` and `docker` for trouble of their own).
     pub(crate) const TRANSPORT: Self = Self(125);
     /// What a shell reports for a program that wrote to a closed pipe.
     pub(crate) const CLOSED_PIPE: Self = Self(128 + 13);

@@ -2,6 +2,7 @@
 //!
 //! The only place of this program that reads its environment and the settings file. Each value comes from the first
 //! place that has it: option, environment, `.aenv/env` of the working directory or of the nearest directory above it.
+//! The address of sandboxes comes from no weaker place than that of the API, so that two nodes are never mixed.
 //! Must not talk to the network. The file is parsed ([`environment_file`]), never run by a shell.
 
 pub(crate) mod environment_file;
@@ -128,6 +129,35 @@ impl fmt::Display for Source {
     }
 }
 
+impl Source {
+    /// Orders the places: the stronger one wins.
+    fn strength(&self) -> u8 {
+        match self {
+            Self::Option(_) => 3,
+            Self::Environment(_) => 2,
+            Self::File(_) => 1,
+            Self::Default => 0,
+        }
+    }
+}
+
+/// What a settings file assigns.
+type Values = BTreeMap<String, String>;
+
+/// A value and where it was.
+#[derive(Debug, Clone)]
+struct Found {
+    value: String,
+    source: Source,
+}
+
+impl Found {
+    fn new(text: &str, source: Source) -> Option<Self> {
+        let value = text.trim();
+        (!value.is_empty()).then(|| Self { value: value.to_owned(), source })
+    }
+}
+
 /// Values given as options.
 #[derive(Debug, Default)]
 pub(crate) struct Overrides {
@@ -140,55 +170,59 @@ pub(crate) struct Overrides {
 }
 
 impl Settings {
-    /// Reads the process's environment and the settings file.
+    /// Reads the process's environment and, if something is missing there, the settings file.
     ///
     /// # Errors
-    /// When a value cannot be used, or the file cannot be read, parsed or trusted.
+    /// When a value cannot be used, or the file is needed and cannot be read, parsed or trusted.
     pub(crate) fn load(overrides: Overrides) -> Result<Self, Failure> {
         let environment =
             |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-        let directory = std::env::current_dir()
-            .map_err(|error| wrong(format!("the working directory cannot be read: {error}")))?;
         let user = rustix::process::geteuid().as_raw();
         let trusted = [Some(user), environment("SUDO_UID").and_then(|uid| uid.parse().ok()), Some(0)];
-        let file = match find_file(&directory) {
-            Some(path) => Some((read_file(&path, &trusted)?, path)),
-            None => None,
-        };
-        Self::resolve(overrides, environment, file.as_ref())
+        Self::resolve(overrides, environment, || {
+            let directory = match std::env::current_dir() {
+                Ok(directory) => directory,
+                // Nothing is above a directory that was deleted.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(wrong(format!("the working directory cannot be read: {error}"))),
+            };
+            find_file(&directory).map(|path| Ok((read_file(&path, &trusted)?, path))).transpose()
+        })
     }
 
     /// Chooses among the places. Empty texts count as absent, as in E2B's clients.
     fn resolve(
         overrides: Overrides,
         environment: impl Fn(&str) -> Option<String>,
-        file: Option<&(BTreeMap<String, String>, PathBuf)>,
+        load_file: impl FnOnce() -> Result<Option<(Values, PathBuf)>, Failure>,
     ) -> Result<Self, Failure> {
-        let choose = |option: (Option<String>, &'static str), name: &'static str| {
-            let from_file = || {
-                let (values, path) = file?;
-                Some((values.get(name)?.clone(), Source::File(path.clone())))
-            };
-            let present = |found: &(String, Source)| !found.0.trim().is_empty();
-            let (value, option_name) = option;
-            value
-                .map(|value| (value, Source::Option(option_name)))
-                .filter(present)
-                .or_else(|| environment(name).map(|value| (value, Source::Environment(name))).filter(present))
-                .or_else(|| from_file().filter(present))
-                .map(|(value, source)| (value.trim().to_owned(), source))
+        let given = |option: Option<String>, option_name, name| {
+            let option = option.map(|value| Found::new(&value, Source::Option(option_name)));
+            let variable = || environment(name).map(|value| Found::new(&value, Source::Environment(name)));
+            option.flatten().or_else(|| variable().flatten())
         };
-        let (api_url, api_source) = choose((overrides.api_url, "--api-url"), API_URL)
-            .unwrap_or_else(|| (DEFAULT_URL.to_owned(), Source::Default));
-        let (sandbox_url, sandbox_source) = choose((overrides.sandbox_url, "--sandbox-url"), SANDBOX_URL)
-            .unwrap_or_else(|| (api_url.clone(), api_source.clone()));
-        let api_key = choose((overrides.api_key, "--api-key"), API_KEY)
-            .map(|(text, source)| ApiKey::parse(&text, &source))
-            .transpose()?;
+        let api_key = given(overrides.api_key, "--api-key", API_KEY);
+        let api = given(overrides.api_url, "--api-url", API_URL);
+        let sandboxes = given(overrides.sandbox_url, "--sandbox-url", SANDBOX_URL);
+        let file = if api_key.is_none() || api.is_none() { load_file()? } else { None };
+        let filed = |name: &str| {
+            let (values, path) = file.as_ref()?;
+            Found::new(values.get(name)?, Source::File(path.clone()))
+        };
+        let api = api
+            .or_else(|| filed(API_URL))
+            .unwrap_or_else(|| Found { value: DEFAULT_URL.to_owned(), source: Source::Default });
+        // An address of sandboxes from a weaker place than that of the API belongs to another node, and would be
+        // sent this node's tokens.
+        let sandboxes = sandboxes
+            .or_else(|| filed(SANDBOX_URL))
+            .filter(|found| found.source.strength() >= api.source.strength())
+            .unwrap_or_else(|| api.clone());
+        let api_key = api_key.or_else(|| filed(API_KEY));
         Ok(Self {
-            api_key,
-            api: BaseUrl::parse(&api_url, &api_source)?,
-            sandboxes: BaseUrl::parse(&sandbox_url, &sandbox_source)?,
+            api_key: api_key.map(|found| ApiKey::parse(&found.value, &found.source)).transpose()?,
+            api: BaseUrl::parse(&api.value, &api.source)?,
+            sandboxes: BaseUrl::parse(&sandboxes.value, &sandboxes.source)?,
         })
     }
 
@@ -214,7 +248,7 @@ fn find_file(directory: &Path) -> Option<PathBuf> {
 }
 
 /// Reads the file, unless it belongs to another user: that user could send our key elsewhere.
-fn read_file(path: &Path, trusted_owners: &[Option<u32>]) -> Result<BTreeMap<String, String>, Failure> {
+fn read_file(path: &Path, trusted_owners: &[Option<u32>]) -> Result<Values, Failure> {
     let unreadable = |error: std::io::Error| {
         wrong(format!("the settings file {} cannot be read: {error}", path.display())).with_hint(
             "make it readable, or set E2B_API_KEY and E2B_API_URL and run aenv in another directory",

@@ -108,7 +108,7 @@ async fn api(context: &Context) -> Vec<Check> {
         Err(failure) => check("key", Status::Missing, failure.to_string(), failure.hint()),
         Ok(client) => match client.templates().await {
             Ok(templates) => {
-                check("key", Status::Ok, format!("accepted; {} templates", templates.len()), None)
+                check("key", Status::Ok, format!("accepted; number of templates: {}", templates.len()), None)
             }
             Err(error) => {
                 let refused = matches!(error, ApiError::Refused { status: StatusCode::UNAUTHORIZED, .. });

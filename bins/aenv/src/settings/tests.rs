@@ -8,7 +8,7 @@ fn resolve(option: Option<&str>, environment: Option<&str>, file: Option<&str>) 
     let overrides = Overrides { api_url: option.map(str::to_owned), ..Overrides::default() };
     let file = file.map(|url| (BTreeMap::from([(API_URL.to_owned(), url.to_owned())]), PathBuf::from("f")));
     let lookup = |name: &str| environment.filter(|_| name == API_URL).map(str::to_owned);
-    Settings::resolve(overrides, lookup, file.as_ref())
+    Settings::resolve(overrides, lookup, || Ok(file))
 }
 
 #[test]
@@ -28,6 +28,33 @@ fn the_first_place_that_has_a_value_wins() {
             "sandboxes are behind the API's address if not told"
         );
     }
+}
+
+#[test]
+fn an_address_of_sandboxes_is_not_taken_from_a_weaker_place_than_that_of_the_api() {
+    let file = || {
+        let urls = [(API_URL, FILE), (SANDBOX_URL, "http://sandboxes")];
+        Ok(Some((urls.map(|(name, url)| (name.to_owned(), url.to_owned())).into(), PathBuf::from("f"))))
+    };
+    let settings = Settings::resolve(Overrides::default(), |_| None, file).unwrap();
+    assert_eq!(settings.sandboxes.to_string(), "http://sandboxes");
+    let lookup = |name: &str| (name == API_URL).then(|| ENVIRONMENT.to_owned());
+    let settings = Settings::resolve(Overrides::default(), lookup, file).unwrap();
+    assert_eq!(settings.sandboxes.to_string(), ENVIRONMENT);
+    let overrides = Overrides { api_url: Some(OPTION.to_owned()), ..Overrides::default() };
+    let lookup = |name: &str| (name == SANDBOX_URL).then(|| ENVIRONMENT.to_owned());
+    let settings = Settings::resolve(overrides, lookup, file).unwrap();
+    assert_eq!(settings.sandboxes.to_string(), OPTION);
+}
+
+#[test]
+fn a_file_that_is_not_needed_is_not_read() {
+    let overrides = Overrides {
+        api_url: Some(OPTION.to_owned()),
+        api_key: Some("e2b_00".to_owned()),
+        ..Overrides::default()
+    };
+    assert!(Settings::resolve(overrides, |_| None, || panic!("must not be read")).is_ok());
 }
 
 #[test]
@@ -62,10 +89,10 @@ fn a_missing_key_says_what_to_run_and_a_key_is_never_shown() {
     let failure = resolve(None, None, None).unwrap().require_key().map(|_| ()).unwrap_err();
     assert!(failure.hint().is_some_and(|hint| hint.contains("make up")), "{failure}");
     let overrides = Overrides { api_key: Some("e2b_secret".to_owned()), ..Overrides::default() };
-    let settings = Settings::resolve(overrides, |_| None, None).unwrap();
+    let settings = Settings::resolve(overrides, |_| None, || Ok(None)).unwrap();
     assert!(!format!("{settings:?}").contains("secret"));
     let overrides = Overrides { api_key: Some("e2b\n_x".to_owned()), ..Overrides::default() };
-    assert!(Settings::resolve(overrides, |_| None, None).is_err());
+    assert!(Settings::resolve(overrides, |_| None, || Ok(None)).is_err());
 }
 
 #[test]
