@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tokio::io::unix::AsyncFd;
 
+/// Where a program without a slash in its name is searched for.
+pub const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
 /// How a child of ours ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
@@ -138,7 +141,7 @@ fn parse_start_time(stat: &str) -> Option<u64> {
 /// What a detached process is started with.
 #[derive(Debug)]
 pub struct Detached<'a> {
-    /// Program file.
+    /// Program file; a name without a slash is searched for in [`SEARCH_PATH`].
     pub program: &'a Path,
     /// First element of its argument list, as the process list shows it.
     pub arg0: &'a str,
@@ -157,7 +160,8 @@ pub struct Detached<'a> {
 }
 
 impl Detached<'_> {
-    /// Starts the process. Its standard input is `/dev/null`.
+    /// Starts the process. Its standard input is `/dev/null`; of the environment it gets [`SEARCH_PATH`] alone, so that
+    /// secrets of ours stay with us.
     ///
     /// # Errors
     /// When the program cannot be executed or the namespace not be entered; nothing is left behind.
@@ -165,7 +169,7 @@ impl Detached<'_> {
         let log = self.log.try_clone()?;
         let mut command = Command::new(self.program);
         command.arg0(self.arg0).args(self.args).current_dir(self.directory);
-        command.stdin(Stdio::null()).stdout(self.log).stderr(log);
+        command.stdin(Stdio::null()).stdout(self.log).stderr(log).env_clear().env("PATH", SEARCH_PATH);
         let inherit: Vec<RawFd> = self.inherit.iter().map(AsRawFd::as_raw_fd).collect();
         let netns = self.netns.map(|fd| fd.as_raw_fd());
         let oom_score = self.oom_score_adj.map(|score| score.to_string());

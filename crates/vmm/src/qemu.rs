@@ -41,7 +41,7 @@ const TSC_MEASUREMENT: Duration = Duration::from_millis(50);
 /// What an operator may choose.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The program; a name without a slash is searched for like a shell does.
+    /// The program; a name without a slash is searched for in [`aenv_sys::process::SEARCH_PATH`].
     pub program: PathBuf,
     /// Use this accelerator instead of the one the probe chooses. [`Accelerator::Kvm`] is the right answer on a PVM host
     /// whose guests run a PVM kernel, which no probe can know.
@@ -219,6 +219,8 @@ async fn ask_version(program: &Path) -> Result<Version, VmmError> {
     let failed = |reason: String| VmmError::Start { program: program.display().to_string(), reason };
     let output = tokio::process::Command::new(program)
         .arg("--version")
+        .env_clear()
+        .env("PATH", aenv_sys::process::SEARCH_PATH)
         .kill_on_drop(true)
         .output()
         .await

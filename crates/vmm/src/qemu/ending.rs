@@ -11,6 +11,8 @@ use std::fmt::Write;
 const DETAIL_LINES: usize = 20;
 /// How every Linux says that it cannot go on.
 const PANIC: &str = "Kernel panic - not syncing";
+/// How QEMU says that it was told to end.
+const TERMINATED: &str = "terminating on signal";
 
 /// What the VMM said when its guest stopped for good.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,7 +60,7 @@ impl Evidence {
             Some(Ended::Exited(status)) => {
                 self.with_log(ExitCause::VmmCrashed, format!("the VMM exited with status {status}"))
             }
-            None if self.log.trim().is_empty() || self.log.contains("terminating on signal") => self.with_log(
+            None if self.log.trim().is_empty() || self.log.contains(TERMINATED) => self.with_log(
                 ExitCause::VmmKilled,
                 "the VMM is gone without a word, probably killed; its exit status is unknown, since it was started by \
                  an earlier process"
@@ -73,9 +75,11 @@ impl Evidence {
 
     fn guest_exit(&self, stopped: &Stopped) -> Option<Exit> {
         let (cause, what) = match stopped.reason.as_str() {
-            "host-signal" | "host-qmp-quit" => return None,
             "internal-error" => (ExitCause::VmmCrashed, "the VMM stopped the guest: internal error"),
             _ if stopped.console.contains(PANIC) => (ExitCause::GuestPanic, "the guest's kernel panicked"),
+            // A VMM that is told to end stops its guest first.
+            "host-signal" | "host-qmp-quit" => return None,
+            _ if self.log.contains(TERMINATED) => return None,
             _ => (ExitCause::GuestShutdown, "the guest shut down"),
         };
         let mut detail = format!("{what} ({})", stopped.reason);
@@ -155,6 +159,11 @@ mod tests {
         assert_eq!(cause(Ended::Exited(0)), ExitCause::VmmKilled);
         let terminated = Evidence { ended: Some(Ended::Exited(0)), ..stopped("host-signal", "") };
         assert_eq!(terminated.exit().cause, ExitCause::VmmKilled);
+        let log = "aenv-a: terminating on signal 15 from pid 1 (<unknown process>)".to_owned();
+        let terminated = Evidence { ended: Some(Ended::Exited(0)), log, ..stopped("shutdown", "") };
+        assert_eq!(terminated.exit().cause, ExitCause::VmmKilled);
+        let panicked = Evidence { stopped: stopped("shutdown", PANIC).stopped, ..terminated };
+        assert_eq!(panicked.exit().cause, ExitCause::GuestPanic);
     }
 
     #[test]

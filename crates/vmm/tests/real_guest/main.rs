@@ -3,6 +3,12 @@
 //! Needs root, QEMU and the guest artifacts; a missing artifact fails the test and says what makes it. Times are printed,
 //! never judged (`cargo nextest run -p aenv-vmm -E 'binary(real_guest)' --no-capture` shows them).
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking and prints its times, in its helping functions too"
+)]
+
 mod host;
 
 use aenv_vmm::{CaptureFiles, ExitCause, Machine, MachineSpec, Vmm, VmmError};
