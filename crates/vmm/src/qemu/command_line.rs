@@ -125,7 +125,6 @@ impl CommandLine<'_> {
             format_args!("memory-backend-file,id=memory,size={size}M,mem-path={path},share=off{read_only}");
         line.add("-object", backend);
         line.add("-global", "migration.send-configuration=off");
-        line.add("-global", "virtio-mmio.force-legacy=off");
     }
 
     /// `panic=-1`: a panic restarts at once, which ends the VM. `pci=off`: there is no bus to look for.
@@ -143,7 +142,8 @@ impl CommandLine<'_> {
     }
 }
 
-/// The guest's devices. Their order is part of what a capture is bound to.
+/// The guest's devices. Their order is part of what a capture is bound to. virtio-mmio stays at QEMU's default layout
+/// (legacy): the state of the modern one has 90 KB of unused queues, which cost 2 ms per capture and 1 ms per restore.
 fn devices(placement: &Placement, line: &mut Line) {
     line.add("-chardev", format_args!("ringbuf,id={CONSOLE},size={CONSOLE_BYTES}"));
     line.add("-serial", format_args!("chardev:{CONSOLE}"));

@@ -49,7 +49,6 @@ const MACHINE: &str = "-name guest=aenv-a-one,process=aenv-a-one
 -m 512M
 -object memory-backend-file,id=memory,size=512M,mem-path=/data/memory,share=offREADONLY
 -global migration.send-configuration=off
--global virtio-mmio.force-legacy=off
 -chardev ringbuf,id=console,size=65536
 -serial chardev:console
 -blockdev driver=file,node-name=disk-file,filename=/data/a,,b/disk,discard=unmap
