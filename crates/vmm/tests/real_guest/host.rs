@@ -73,7 +73,11 @@ impl Host {
         let boot =
             BootSource { kernel: guest.join("kernel/vmlinuz"), initramfs: guest.join("initramfs.cpio") };
         for path in [&boot.kernel, &boot.initramfs] {
-            assert!(path.exists(), "{} is missing: `make up` makes it, with the scripts in guest/", path.display());
+            assert!(
+                path.exists(),
+                "{} is missing: `make up` makes it, with the scripts in guest/",
+                path.display()
+            );
         }
         let directory = tempfile::tempdir().unwrap();
         let data = directory.path().join("data");
