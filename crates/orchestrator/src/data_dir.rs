@@ -17,13 +17,6 @@ use aenv_protocol::ids::{SandboxId, TemplateId};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// Longest path of a unix socket that Linux accepts, without the final zero.
-const MAX_SOCKET_PATH: usize = 107;
-/// Room a VMM driver has for the names of its sockets, slash included.
-const SOCKET_NAME_ROOM: usize = 20;
-/// Characters of a sandbox id.
-const ID_LENGTH: usize = 21;
-
 /// Paths inside one data directory.
 #[derive(Debug, Clone)]
 pub(crate) struct DataDir {
@@ -45,17 +38,6 @@ impl DataDir {
         let dir = Self { root };
         for child in [dir.templates(), dir.sandboxes()] {
             std::fs::create_dir_all(&child).map_err(fail("make a directory in"))?;
-        }
-        let longest = dir.sandboxes().as_os_str().len() + 1 + ID_LENGTH + "/run".len() + SOCKET_NAME_ROOM;
-        if longest > MAX_SOCKET_PATH {
-            return Err(StartError::DataDir {
-                action: "use",
-                path: dir.root,
-                reason: format!(
-                    "its path is {} characters too long for the control sockets of VMMs: choose a shorter one",
-                    longest - MAX_SOCKET_PATH
-                ),
-            });
         }
         Ok(dir)
     }
@@ -154,12 +136,5 @@ mod tests {
         assert!(matches!(dir.lock(), Err(StartError::InUse(_))));
         drop(lock);
         assert!(dir.lock().is_ok());
-    }
-
-    #[test]
-    fn a_path_too_long_for_sockets_is_refused_with_the_excess() {
-        let temporary = tempfile::tempdir().unwrap();
-        let error = DataDir::open(&temporary.path().join("d".repeat(60))).unwrap_err();
-        assert!(error.to_string().contains("too long for the control sockets"), "{error}");
     }
 }
