@@ -55,6 +55,9 @@ pub enum NetworkError {
     /// All addresses of the instance's range are in use.
     #[error("no free network slot: all {0} of this instance are in use")]
     Exhausted(usize),
+    /// The slots were shut down.
+    #[error("no network slot: the node is shutting down")]
+    ShuttingDown,
 }
 
 /// Makes, hands out and removes slots.
