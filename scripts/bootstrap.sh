@@ -34,6 +34,9 @@ need cpio cpio
 need zstd zstd
 need xz xz-utils
 need losetup mount
+need pkg-config pkg-config
+[ -e /usr/include/libmnl/libmnl.h ] || missing+=(libmnl-dev)
+[ -e /usr/include/libnftnl/table.h ] || missing+=(libnftnl-dev)
 need setsid util-linux
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
 if [ -n "$with_tests" ]; then

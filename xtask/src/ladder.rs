@@ -1,0 +1,296 @@
+//! The test ladder: checks, unit and property tests, real guests, the unmodified SDKs, and what all that left behind.
+//!
+//! Owns `.aenv/test` and one node of the instance `t` on a port of its own, both gone at the end. A node that `up` started
+//! is not touched. A failed rung does not stop the ones that can still run; the exit code tells whether all passed.
+
+use crate::artifacts;
+use crate::check;
+use crate::data_area::Area;
+use crate::leftovers;
+use crate::node::{Node, Record, write_private};
+use crate::process::{output_of, require_root, run_aloud};
+use crate::project::Project;
+use crate::settings::Settings;
+use crate::stages::{Stages, say, seconds};
+use crate::up::env_text;
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+/// Where the test area is mounted: short, because the paths of control sockets are limited to 107 bytes.
+const AREA: &str = "/run/aenv-t";
+/// Size of the image behind it; it is sparse.
+const AREA_BYTES: u64 = 24 << 30;
+/// Network of the shared node; nodes that tests start for themselves take others of 100.64.0.0/10.
+const SUBNET: &str = "100.65.0.0/16";
+
+/// A rung that needs a running node.
+type Rung = fn(&Project, &Node) -> Result<()>;
+
+/// Runs the ladder.
+pub(crate) fn run(project: &Project) -> Result<()> {
+    require_root()?;
+    let started = Instant::now();
+    let except = up_instance(project);
+    let mut stages = Stages::default();
+    let area = Area { directory: PathBuf::from(AREA), image: project.test_dir().join("area.xfs") };
+    stages.attempt("clear what an interrupted run left", || clear(project, &area));
+    let before = leftovers::look(project, &except)?;
+
+    let mut rootfs = None;
+    let made = stages.attempt("programs and guest artifacts", || {
+        rootfs = Some(artifacts::make(project, &mut Stages::default())?);
+        Ok(())
+    });
+    stages.attempt("checks", || check::run(project));
+    stages.attempt("unit and property tests", || unit_tests(project));
+    match rootfs.filter(|_| made) {
+        None => stages.skip("real guests", "there are no guest artifacts"),
+        Some(rootfs) => {
+            stages.attempt("VMM driver with real guests", || driver_tests(project));
+            with_node(project, &area, &rootfs, &mut stages);
+        }
+    }
+    stages.attempt("end the node, remove the test area", || clear(project, &area));
+    stages.attempt("nothing is left behind", || compare(&before, &leftovers::look(project, &except)?));
+    summary(&stages, started)
+}
+
+/// Rungs that need a running node.
+fn with_node(project: &Project, area: &Area, rootfs: &Path, stages: &mut Stages) {
+    let mut node = None;
+    stages.attempt("start a node, capture the template", || {
+        area.prepare(AREA_BYTES)?;
+        let started = test_node(project, rootfs)?;
+        std::fs::create_dir_all(&started.settings.data_dir).context("cannot make the data directory")?;
+        started.import_template()?;
+        started.ensure()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Stages::default().run("template capture", |voice| runtime.block_on(started.wait_ready(voice)))?;
+        node = Some(started);
+        Ok(())
+    });
+    let rungs: [(&str, Rung); 4] = [
+        ("end-to-end tests with real guests", end_to_end_tests),
+        ("Python SDK", |project, node| python_suite(project, node, "requirements.txt", "venv")),
+        ("Python SDK, previous generation", |project, node| {
+            python_suite(project, node, "requirements-previous.txt", "venv-previous")
+        }),
+        ("JavaScript SDK", javascript_suite),
+    ];
+    for (name, rung) in rungs {
+        match &node {
+            Some(node) => {
+                stages.attempt(name, || rung(project, node));
+            }
+            None => stages.skip(name, "there is no node"),
+        }
+    }
+}
+
+/// Instance of the node that `up` started: its sandboxes come and go, and are not ours to count.
+fn up_instance(project: &Project) -> String {
+    let record = Record::read(&project.work_dir().join("run/node.json"));
+    record.filter(Record::is_alive).map_or_else(|| "a".to_owned(), |record| record.instance)
+}
+
+fn test_node(project: &Project, rootfs: &Path) -> Result<Node> {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr())?.port();
+    let settings = Settings {
+        listen: format!("127.0.0.1:{port}"),
+        data_dir: PathBuf::from(AREA).join("t"),
+        image_bytes: AREA_BYTES,
+        instance: "t".to_owned(),
+        passed_on: vec![("AENV_SUBNET".to_owned(), SUBNET.to_owned())],
+    };
+    let key = format!("e2b_{}", hex::encode(rand::random::<[u8; 20]>()));
+    write_private(&project.test_dir().join("env"), env_text(&key, &settings.url()).as_bytes())?;
+    Ok(Node {
+        program: project.binary("aenv-node"),
+        guest_dir: project.guest_dir(),
+        rootfs: rootfs.to_owned(),
+        record: project.test_dir().join("node.json"),
+        log: project.log_dir().join("test-node.log"),
+        settings,
+        key,
+    })
+}
+
+/// Ends the node of this or an interrupted run and everything of its instance, and removes the test area.
+fn clear(project: &Project, area: &Area) -> Result<()> {
+    let record = Record::read(&project.test_dir().join("node.json"));
+    if let Some(record) = &record {
+        record.stop()?;
+    }
+    if project.binary("aenv-node").exists() && record.is_some() {
+        area.prepare_again()?;
+        let purged = test_node(project, Path::new(""))?.purge()?;
+        for line in purged.lines().filter(|line| !line.is_empty()) {
+            say(&format!("    ended {line}"));
+        }
+    }
+    area.release()?;
+    for directory in [area.directory.clone(), project.test_dir()] {
+        if directory.exists() {
+            std::fs::remove_dir_all(&directory)
+                .with_context(|| format!("cannot remove {}", directory.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// The runner of tests: nextest where it is installed.
+fn has_nextest() -> bool {
+    Command::new("cargo").args(["nextest", "--version"]).output().is_ok_and(|output| output.status.success())
+}
+
+fn cargo(project: &Project, arguments: &[&str]) -> Command {
+    let mut command = Command::new("cargo");
+    command.current_dir(project.root()).args(arguments).env("AENV_GUEST_DIR", project.guest_dir());
+    command
+}
+
+fn unit_tests(project: &Project) -> Result<()> {
+    if has_nextest() {
+        let filter = "not (package(aenv-e2e) or binary(real_guest))";
+        let arguments = ["nextest", "run", "--release", "--workspace", "--no-fail-fast", "-E", filter];
+        run_aloud(&mut cargo(project, &arguments))
+    } else {
+        let arguments = ["test", "--release", "--workspace", "--exclude", "aenv-e2e", "--no-fail-fast"];
+        run_aloud(cargo(project, &arguments).args(["--", "--skip", "real_guest"]))
+    }
+}
+
+fn driver_tests(project: &Project) -> Result<()> {
+    // One at a time: each of them fills the machine without virtualisation.
+    if has_nextest() {
+        let arguments = ["nextest", "run", "--release", "-p", "aenv-vmm", "--no-fail-fast", "-j", "1"];
+        run_aloud(cargo(project, &arguments).args(["-E", "binary(real_guest)"]))
+    } else {
+        let arguments = ["test", "--release", "-p", "aenv-vmm", "--test", "real_guest", "--no-fail-fast"];
+        run_aloud(cargo(project, &arguments).args(["--", "--test-threads", "1"]))
+    }
+}
+
+fn end_to_end_tests(project: &Project, node: &Node) -> Result<()> {
+    let mut command = if has_nextest() {
+        cargo(project, &["nextest", "run", "--release", "-p", "aenv-e2e", "--no-fail-fast", "-j", "2"])
+    } else {
+        let mut command = cargo(project, &["test", "--release", "-p", "aenv-e2e", "--no-fail-fast"]);
+        command.args(["--", "--test-threads", "2"]);
+        command
+    };
+    client_environment(&mut command, node)
+        .env("AENV_TEST_AREA", AREA)
+        .env("AENV_TEST_NODE_PROGRAM", &node.program)
+        .env("AENV_TEST_CLI_PROGRAM", project.binary("aenv"));
+    run_aloud(&mut command)
+}
+
+fn client_environment<'a>(command: &'a mut Command, node: &Node) -> &'a mut Command {
+    command
+        .env("E2B_API_KEY", &node.key)
+        .env("E2B_API_URL", node.settings.url())
+        .env("E2B_SANDBOX_URL", node.settings.url())
+}
+
+/// Runs the Python tests in an environment of their own, made again when the list of packages changes.
+fn python_suite(project: &Project, node: &Node, requirements: &str, environment: &str) -> Result<()> {
+    let tests = project.root().join("tests/compat/python");
+    let requirements = tests.join(requirements);
+    let environment = project.work_dir().join(environment);
+    install_once(&environment, &requirements, || {
+        output_of(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment))?;
+        let pip = environment.join("bin/pip");
+        output_of(Command::new(pip).args(["install", "--quiet", "--requirement"]).arg(&requirements))
+            .map(drop)
+    })?;
+    let mut pytest = Command::new(environment.join("bin/python"));
+    pytest.current_dir(&tests).args(["-B", "-m", "pytest", "-q"]);
+    run_aloud(client_environment(&mut pytest, node))
+}
+
+/// Runs the JavaScript tests beside an installed SDK: Node looks for packages from the test file upwards.
+fn javascript_suite(project: &Project, node: &Node) -> Result<()> {
+    let tests = project.root().join("tests/compat/js");
+    let environment = project.work_dir().join("js");
+    let manifest = tests.join("package.json");
+    install_once(&environment, &manifest, || {
+        std::fs::create_dir_all(&environment)?;
+        std::fs::copy(&manifest, environment.join("package.json"))?;
+        output_of(Command::new("npm").current_dir(&environment).args(["install", "--no-package-lock"]))
+            .map(drop)
+    })?;
+    std::fs::copy(tests.join("sdk.test.js"), environment.join("sdk.test.js"))
+        .context("cannot copy the tests")?;
+    let mut npm = Command::new("npm");
+    npm.current_dir(&environment).args(["test"]);
+    run_aloud(client_environment(&mut npm, node))
+}
+
+/// Calls `install` unless it succeeded before for the same list of packages.
+fn install_once(environment: &Path, list: &Path, install: impl FnOnce() -> Result<()>) -> Result<()> {
+    let content = std::fs::read(list).with_context(|| format!("cannot read {}", list.display()))?;
+    let wanted = hex::encode(Sha256::digest(content));
+    let stamp = environment.join("installed");
+    if std::fs::read_to_string(&stamp).is_ok_and(|present| present == wanted) {
+        return Ok(());
+    }
+    say(&format!("installing {}", list.display()));
+    install()?;
+    std::fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))
+}
+
+fn compare(before: &BTreeSet<String>, after: &BTreeSet<String>) -> Result<()> {
+    let left: Vec<&str> = after.difference(before).map(String::as_str).collect();
+    if !left.is_empty() {
+        bail!("left behind:\n{}", left.join("\n"));
+    }
+    Ok(())
+}
+
+/// Times of all rungs, and one closing line.
+fn summary(stages: &Stages, started: Instant) -> Result<()> {
+    say("\nTimes");
+    let mut failed = 0;
+    for outcome in stages.outcomes() {
+        let mark = match &outcome.failure {
+            None => "ok    ",
+            Some(_) => "FAILED",
+        };
+        failed += usize::from(outcome.failure.is_some());
+        say(&format!("  {mark} {:>14}  {}", seconds(outcome.time), outcome.name));
+    }
+    say(&format!("  in all {:>14}\n", seconds(started.elapsed())));
+    say(&format!("stages: {} passed, {failed} failed", stages.outcomes().len() - failed));
+    if failed > 0 {
+        bail!("the test ladder failed");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_not_there_before_is_a_leftover() {
+        let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        assert!(compare(&set(&["a"]), &set(&["a"])).is_ok());
+        assert!(compare(&set(&["a"]), &set(&[])).is_ok());
+        let error = compare(&set(&["a"]), &set(&["a", "tap"])).unwrap_err().to_string();
+        assert!(error.contains("tap"), "{error}");
+    }
+
+    #[test]
+    fn a_failed_stage_fails_the_ladder() {
+        let mut stages = Stages::default();
+        stages.attempt("fine", || Ok(()));
+        assert!(summary(&stages, Instant::now()).is_ok());
+        stages.skip("other", "no reason");
+        assert!(summary(&stages, Instant::now()).is_err());
+    }
+}

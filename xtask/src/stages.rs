@@ -1,0 +1,134 @@
+//! Named steps of a task with their times: a spinner on a terminal, plain lines elsewhere. Owns the list of times.
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+/// Outcome of one stage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    pub(crate) name: String,
+    pub(crate) time: Duration,
+    pub(crate) failure: Option<String>,
+}
+
+/// The stages of one task, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Stages {
+    outcomes: Vec<Outcome>,
+}
+
+/// What a running stage may say.
+pub(crate) struct Voice {
+    bar: ProgressBar,
+}
+
+impl Voice {
+    /// Shows what is being done just now; lost when the output is no terminal.
+    pub(crate) fn doing(&self, text: &str) {
+        self.bar.set_message(text.chars().take(90).collect::<String>());
+    }
+}
+
+impl Stages {
+    /// Adds a stage that was done before this program could measure it.
+    pub(crate) fn add_done(&mut self, name: &str, time: Duration) {
+        say(&format!("  {name}: {}", seconds(time)));
+        self.outcomes.push(Outcome { name: name.to_owned(), time, failure: None });
+    }
+
+    /// Runs a stage whose failure ends the task.
+    pub(crate) fn run<T>(&mut self, name: &str, work: impl FnOnce(&Voice) -> Result<T>) -> Result<T> {
+        let voice = Voice { bar: spinner(name) };
+        let started = Instant::now();
+        let result = work(&voice);
+        voice.bar.finish_and_clear();
+        let time = started.elapsed();
+        let mark = if result.is_ok() { "" } else { "FAILED after " };
+        say(&format!("  {name}: {mark}{}", seconds(time)));
+        let failure = result.as_ref().err().map(|error| format!("{error:#}"));
+        self.outcomes.push(Outcome { name: name.to_owned(), time, failure });
+        result.with_context(|| format!("stage `{name}` failed"))
+    }
+
+    /// Runs a stage that speaks aloud and whose failure is kept while others go on. Tells whether it succeeded.
+    pub(crate) fn attempt(&mut self, name: &str, work: impl FnOnce() -> Result<()>) -> bool {
+        say(&format!("\n=== {name}"));
+        let started = Instant::now();
+        let result = work();
+        let time = started.elapsed();
+        let failure = result.err().map(|error| format!("{error:#}"));
+        match &failure {
+            None => say(&format!("=== {name}: ok in {}", seconds(time))),
+            Some(reason) => say(&format!("=== {name}: FAILED after {}\n{reason}", seconds(time))),
+        }
+        let succeeded = failure.is_none();
+        self.outcomes.push(Outcome { name: name.to_owned(), time, failure });
+        succeeded
+    }
+
+    /// Keeps a stage that was not run, as a failure with its reason.
+    pub(crate) fn skip(&mut self, name: &str, reason: &str) {
+        say(&format!("\n=== {name}: not run, {reason}"));
+        let failure = Some(format!("not run: {reason}"));
+        self.outcomes.push(Outcome { name: name.to_owned(), time: Duration::ZERO, failure });
+    }
+
+    pub(crate) fn outcomes(&self) -> &[Outcome] {
+        &self.outcomes
+    }
+
+    /// Time of all stages.
+    pub(crate) fn total(&self) -> Duration {
+        self.outcomes.iter().map(|outcome| outcome.time).sum()
+    }
+}
+
+fn spinner(name: &str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("  {spinner} {prefix} [{elapsed}] {wide_msg:.dim}") {
+        bar.set_style(style);
+    }
+    bar.set_prefix(name.to_owned());
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar
+}
+
+/// A time for people: tenths of a second below a minute, else minutes and seconds.
+pub(crate) fn seconds(time: Duration) -> String {
+    if time < Duration::from_secs(60) {
+        format!("{:.1} s", time.as_secs_f64())
+    } else {
+        format!("{} min {:02} s", time.as_secs() / 60, time.as_secs() % 60)
+    }
+}
+
+/// Prints a line for the person at the terminal. The one place of this program that writes to standard output.
+#[expect(clippy::print_stdout, reason = "this program's output is for people at a terminal")]
+pub(crate) fn say(text: &str) {
+    println!("{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_stage_is_kept_and_the_next_one_runs() {
+        let mut stages = Stages::default();
+        assert!(!stages.attempt("one", || anyhow::bail!("broken")));
+        assert!(stages.attempt("two", || Ok(())));
+        let failures: Vec<_> = stages.outcomes().iter().map(|outcome| outcome.failure.clone()).collect();
+        assert_eq!(failures, [Some("broken".to_owned()), None]);
+    }
+
+    #[test]
+    fn times_are_readable() {
+        assert_eq!(seconds(Duration::from_millis(1234)), "1.2 s");
+        assert_eq!(seconds(Duration::from_secs(754)), "12 min 34 s");
+    }
+}
