@@ -4,7 +4,7 @@
 //! undone before the error goes out. Rules are in place before the first device inside is switched on, and a device has
 //! its hardware address before its neighbour, because a change of the address would flush the neighbour.
 
-use crate::links::Links;
+use crate::links::{Links, with_links};
 use crate::nftables;
 use crate::policy::{GUEST_ADDRESS, TAP, Table, UPLINK};
 use crate::settings::PAIR_PREFIX;
@@ -35,55 +35,53 @@ pub(crate) struct SlotPlan {
     pub(crate) policy: Table,
 }
 
-/// Makes a slot; `links` are the host's.
+/// Makes a slot.
 ///
 /// # Errors
 /// When a step fails; nothing of the slot stays, unless that fails too, which is logged.
-pub(crate) async fn build(links: &Links, plan: &SlotPlan) -> Result<(), NetworkError> {
-    let built = build_steps(links, plan).await;
-    if built.is_err()
-        && let Err(error) = remove(links, &plan.name, &plan.pin, Some(&plan.veth)).await
-    {
-        tracing::warn!(slot = plan.name.0, %error, "a half-made network slot stays until the next sweep");
-    }
-    built
+pub(crate) async fn build(plan: SlotPlan) -> Result<(), NetworkError> {
+    let slot = plan.name.0.clone();
+    blocking("make the slot", &slot, move || {
+        let built = build_steps(&plan);
+        if built.is_err()
+            && let Err(error) = remove_steps(&plan.pin, Some(&plan.veth))
+        {
+            tracing::warn!(slot = plan.name.0, %error, "a half-made network slot stays until the next sweep");
+        }
+        built
+    })
+    .await
 }
 
-async fn build_steps(links: &Links, plan: &SlotPlan) -> Result<(), NetworkError> {
-    let slot = &plan.name.0;
-    let pin = plan.pin.clone();
-    let namespace =
-        blocking("make the namespace", slot, move || NetworkNamespace::create_pinned(&pin)).await?;
-    links
-        .add_veth(&plan.veth, UPLINK, namespace.as_fd())
-        .await
-        .map_err(|error| kernel("make the veth pair", slot, &error))?;
-    disable_ipv6(&plan.veth).map_err(|error| kernel("switch off IPv6 of the veth", slot, &error))?;
-    address_veth(links, plan).await.map_err(|error| kernel("address the veth", slot, &error))?;
-
-    let plan = plan.clone();
-    blocking("furnish the namespace", slot.as_str(), move || namespace.run(|| furnish(&plan))?).await
-}
-
-async fn address_veth(links: &Links, plan: &SlotPlan) -> io::Result<()> {
-    let index = links.existing(&plan.veth).await?;
-    links.add_address(index, plan.host_end, PAIR_PREFIX).await?;
-    links.set_up(index).await
+fn build_steps(plan: &SlotPlan) -> io::Result<()> {
+    let namespace = NetworkNamespace::create_pinned(&plan.pin).map_err(during("namespace"))?;
+    with_links(async |links| {
+        links.add_veth(&plan.veth, UPLINK, namespace.as_fd()).await?;
+        disable_ipv6(&plan.veth)?;
+        let index = links.existing(&plan.veth).await?;
+        links.add_address(index, plan.host_end, PAIR_PREFIX).await?;
+        links.set_up(index).await
+    })
+    .map_err(during("veth pair"))?;
+    namespace.run(|| furnish(plan)).flatten()
 }
 
 /// The part that is done by a thread inside the new namespace.
 fn furnish(plan: &SlotPlan) -> io::Result<()> {
-    disable_ipv6("all")?;
-    disable_ipv6("default")?;
-    std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
-    nftables::replace(&plan.policy)?;
-    aenv_sys::tap::create_persistent(TAP, None)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    runtime.block_on(connect_devices(plan))
+    disable_ipv6("all").map_err(during("IPv6 switch"))?;
+    disable_ipv6("default").map_err(during("IPv6 switch"))?;
+    std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").map_err(during("forwarding switch"))?;
+    nftables::create(&plan.policy).map_err(during("rules"))?;
+    aenv_sys::tap::create_persistent(TAP, None).map_err(during(aenv_sys::tap::CONTROL_DEVICE))?;
+    with_links(async |links| connect_devices(links, plan).await).map_err(during("devices inside"))
 }
 
-async fn connect_devices(plan: &SlotPlan) -> io::Result<()> {
-    let links = Links::open()?;
+/// Says which part of a slot an error is about.
+fn during(part: &'static str) -> impl FnOnce(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{part}: {error}"))
+}
+
+async fn connect_devices(links: &Links, plan: &SlotPlan) -> io::Result<()> {
     links.set_up(links.existing("lo").await?).await?;
 
     let tap = links.existing(TAP).await?;
@@ -108,66 +106,59 @@ fn disable_ipv6(interface: &str) -> io::Result<()> {
     }
 }
 
-/// Is the slot complete? `links` are the host's.
+/// Is the slot complete?
 ///
 /// # Errors
 /// When that cannot be found out.
-pub(crate) async fn exists(links: &Links, plan: &SlotPlan) -> Result<bool, NetworkError> {
-    let slot = &plan.name.0;
-    let outside = links.index(&plan.veth).await.map_err(|error| kernel("look for the veth", slot, &error))?;
-    let pin = plan.pin.clone();
-    let inside = blocking("look into the namespace", slot, move || {
-        let looked = NetworkNamespace::open(&pin).and_then(|namespace| {
+pub(crate) async fn exists(plan: SlotPlan) -> Result<bool, NetworkError> {
+    let slot = plan.name.0.clone();
+    blocking("look for the slot", &slot, move || {
+        let looked = NetworkNamespace::open(&plan.pin).and_then(|namespace| {
+            netns::interface_index(&plan.veth)?;
             namespace.run(|| {
-                [TAP, UPLINK].iter().try_for_each(|device| netns::interface_index(device).map(|_| ()))
+                netns::interface_index(TAP)?;
+                netns::interface_index(UPLINK)
             })?
         });
         match looked {
-            Ok(()) => Ok(true),
+            Ok(_) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
         }
     })
-    .await?;
-    Ok(inside && outside.is_some())
+    .await
 }
 
 /// Replaces the rules inside the namespace.
 ///
 /// # Errors
 /// [`NetworkError::NotFound`] when the slot is gone; the kernel's answer otherwise.
-pub(crate) async fn replace_policy(plan: &SlotPlan) -> Result<(), NetworkError> {
-    let (pin, policy) = (plan.pin.clone(), plan.policy.clone());
-    let namespace =
-        blocking("open the namespace", &plan.name.0, move || match NetworkNamespace::open(&pin) {
-            Ok(namespace) => Ok(Some(namespace)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        })
-        .await?
-        .ok_or_else(|| NetworkError::NotFound(plan.name.0.clone()))?;
-    blocking("change the rules", &plan.name.0, move || namespace.run(|| nftables::replace(&policy))?).await
+pub(crate) async fn replace_policy(plan: SlotPlan) -> Result<(), NetworkError> {
+    let slot = plan.name.0.clone();
+    let replaced = blocking("change the rules", &slot, move || match NetworkNamespace::open(&plan.pin) {
+        Ok(namespace) => namespace.run(|| nftables::replace(&plan.policy)).flatten().map(Some),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    });
+    replaced.await?.ok_or(NetworkError::NotFound(slot))
 }
 
-/// Removes what there is of a slot, on the host's side at once: the veth pair goes explicitly, as a process that is still
-/// inside would keep it. Gone already is no error. `links` are the host's.
+/// Removes what there is of a slot. Gone already is no error.
 ///
 /// # Errors
 /// The first thing that could not be removed; the rest was tried.
-pub(crate) async fn remove(
-    links: &Links,
-    name: &SlotName,
-    pin: &Path,
-    veth: Option<&str>,
-) -> Result<(), NetworkError> {
+pub(crate) async fn remove(name: &SlotName, pin: PathBuf, veth: Option<String>) -> Result<(), NetworkError> {
+    blocking("remove the slot", &name.0, move || remove_steps(&pin, veth.as_deref())).await
+}
+
+/// On the host's side all is gone when this returns: the veth pair is removed explicitly, as a process that is still
+/// inside would keep it.
+fn remove_steps(pin: &Path, veth: Option<&str>) -> io::Result<()> {
     let veth_removed = match veth {
-        Some(veth) => {
-            links.remove(veth).await.map_err(|error| kernel("remove the veth pair", &name.0, &error))
-        }
+        Some(veth) => with_links(async |links| links.remove(veth).await).map_err(during("veth pair")),
         None => Ok(false),
     };
-    let pin = pin.to_owned();
-    let pin_removed = blocking("remove the namespace", &name.0, move || netns::remove_pinned(&pin)).await;
+    let pin_removed = netns::remove_pinned(pin).map_err(during("namespace"));
     veth_removed?;
     pin_removed
 }
@@ -182,10 +173,5 @@ pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<T, NetworkError> {
     let done = tokio::task::spawn_blocking(work).await.map_err(io::Error::other).flatten();
-    done.map_err(|error| kernel(action, slot, &error))
-}
-
-/// The kernel's answer, with what was being done for which slot.
-pub(crate) fn kernel(action: &'static str, slot: &str, error: &io::Error) -> NetworkError {
-    NetworkError::Kernel { action, slot: slot.to_owned(), reason: error.to_string() }
+    done.map_err(|error| NetworkError::Kernel { action, slot: slot.to_owned(), reason: error.to_string() })
 }

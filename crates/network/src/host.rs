@@ -3,8 +3,8 @@
 //! Owns a record on disk: *forwarding was off before us*. It is written before forwarding is turned on, and forwarding is
 //! turned off again by the purge that finds no instance left. Nobody else's rules or settings are touched.
 
-use crate::construct::{self, blocking, kernel};
-use crate::links::Links;
+use crate::construct::{self, blocking};
+use crate::links::with_links;
 use crate::nftables;
 use crate::policy;
 use crate::settings::{InstanceName, PIN_DIRECTORY, SlotSettings};
@@ -82,9 +82,18 @@ pub(crate) async fn pinned_slots(instance: &InstanceName) -> Result<Vec<SlotName
 }
 
 /// Numbers of the instance's veth pairs.
-pub(crate) async fn veth_numbers(links: &Links, instance: &InstanceName) -> Result<Vec<u32>, NetworkError> {
-    let names = links.names().await.map_err(|error| kernel("list the interfaces", HOST, &error))?;
+pub(crate) async fn veth_numbers(instance: &InstanceName) -> Result<Vec<u32>, NetworkError> {
+    let names =
+        blocking("list the interfaces", HOST, || with_links(async |links| links.names().await)).await?;
     Ok(names.iter().filter_map(|name| instance.index_of_veth(name)).collect())
+}
+
+/// Removes a veth pair of which the namespace's pin is gone.
+pub(crate) async fn remove_veth(veth: &str) -> Result<(), NetworkError> {
+    let name = veth.to_owned();
+    let removed =
+        blocking("remove the veth pair", veth, move || with_links(async |links| links.remove(&name).await));
+    removed.await.map(drop)
 }
 
 /// Removes everything of an instance, slots in use included, whether or not a node of it was ever shut down. No node of
@@ -93,16 +102,14 @@ pub(crate) async fn veth_numbers(links: &Links, instance: &InstanceName) -> Resu
 /// # Errors
 /// The first thing that could not be removed; calling again continues.
 pub async fn purge(instance: &InstanceName, forwarding_record: &Path) -> Result<Purged, NetworkError> {
-    let links = Links::open().map_err(|error| kernel("open route netlink", HOST, &error))?;
     let slots = pinned_slots(instance).await?;
     for slot in &slots {
-        let veth = instance.veth_of_slot(slot);
-        construct::remove(&links, slot, &instance.pin(slot), veth.as_deref()).await?;
+        construct::remove(slot, instance.pin(slot), instance.veth_of_slot(slot)).await?;
     }
     let mut veths = Vec::new();
-    for number in veth_numbers(&links, instance).await? {
+    for number in veth_numbers(instance).await? {
         let veth = instance.veth(number);
-        links.remove(&veth).await.map_err(|error| kernel("remove the veth pair", &veth, &error))?;
+        remove_veth(&veth).await?;
         veths.push(veth);
     }
     let table = instance.table();

@@ -1,6 +1,6 @@
 //! Interfaces, addresses, routes and neighbours of one network namespace, over route netlink.
 //!
-//! Owns a netlink socket, which acts in the namespace of the thread that opened it, and the task that serves it.
+//! Owns a netlink socket for the length of one call of [`with_links`].
 
 use futures_util::TryStreamExt;
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute};
@@ -8,21 +8,28 @@ use rtnetlink::{Error, Handle, LinkUnspec, LinkVeth, RouteMessageBuilder};
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use tokio_util::task::AbortOnDropHandle;
 
 /// A connection to the kernel's route subsystem.
 pub(crate) struct Links {
     handle: Handle,
-    _connection: AbortOnDropHandle<()>,
+}
+
+/// Runs `work` with a connection that acts in the calling thread's namespace. Blocks: the kernel makes a request wait for
+/// its one lock on network configuration before the send returns, which may take tens of milliseconds.
+///
+/// # Errors
+/// Those of `work`, or the system's error when there is no connection. Panics on a thread that runs async tasks.
+pub(crate) fn with_links<T>(work: impl AsyncFnOnce(&Links) -> io::Result<T>) -> io::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    runtime.block_on(async {
+        let (connection, handle, _) = rtnetlink::new_connection()?;
+        // Ends with the runtime.
+        tokio::spawn(connection);
+        work(&Links { handle }).await
+    })
 }
 
 impl Links {
-    /// Opens a connection in the calling thread's namespace; needs a tokio runtime with I/O.
-    pub(crate) fn open() -> io::Result<Self> {
-        let (connection, handle, _) = rtnetlink::new_connection()?;
-        Ok(Self { handle, _connection: AbortOnDropHandle::new(tokio::spawn(connection)) })
-    }
-
     /// Number of an interface, none when there is no such interface.
     pub(crate) async fn index(&self, name: &str) -> io::Result<Option<u32>> {
         let found = self.handle.link().get().match_name(name.to_owned()).execute().try_next().await;

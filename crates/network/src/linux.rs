@@ -1,13 +1,11 @@
 //! The slots of one node instance on Linux, with a pool of fresh ones.
 //!
-//! Owns the registry of slots, the host's side of route netlink, the thread that opens sockets inside namespaces, and the
-//! tasks that keep the pool filled. The slots themselves live in the kernel and survive it: [`LinuxSlots::shutdown`]
+//! Owns the registry of slots, the thread that opens sockets inside namespaces, and the tasks that keep the pool filled. The slots themselves live in the kernel and survive it: [`LinuxSlots::shutdown`]
 //! removes only those that nobody has taken, a crash removes none, and a successor adopts or sweeps them.
 
-use crate::construct::{self, SlotPlan, kernel};
+use crate::construct::{self, SlotPlan};
 use crate::dialer::PinDialer;
 use crate::host;
-use crate::links::Links;
 use crate::policy::{self, Egress, GUEST_ADDRESS, TAP};
 use crate::registry::{Purpose, Registry};
 use crate::settings::{AddressPlan, SettingsError, SlotSettings, index_of_slot};
@@ -47,8 +45,6 @@ pub struct LinuxSlots {
 struct Shared {
     settings: SlotSettings,
     addresses: AddressPlan,
-    /// The host's.
-    links: Links,
     opener: Arc<SocketOpener>,
     registry: Mutex<Registry>,
     /// A slot left the pool, or a number became free.
@@ -66,16 +62,14 @@ impl LinuxSlots {
     /// When the settings cannot work, or the kernel refuses the rules.
     pub async fn start(settings: SlotSettings) -> Result<Self, StartError> {
         let addresses = AddressPlan::new(&settings)?;
-        let links = Links::open().map_err(|error| kernel("open route netlink", "host", &error))?;
         host::prepare(&settings).await?;
-        let mut numbers = host::veth_numbers(&links, &settings.instance).await?;
+        let mut numbers = host::veth_numbers(&settings.instance).await?;
         let pinned = host::pinned_slots(&settings.instance).await?;
         numbers.extend(pinned.iter().filter_map(|slot| index_of_slot(slot).ok()));
         let shared = Arc::new(Shared {
             registry: Mutex::new(Registry::new(addresses.capacity(), numbers)),
             settings,
             addresses,
-            links,
             opener: Arc::new(SocketOpener::new()),
             changed: Notify::new(),
             caller_builders: Semaphore::new(CALLER_BUILDERS),
@@ -143,7 +137,7 @@ impl Slots for LinuxSlots {
 
     async fn adopt(&self, name: &SlotName) -> Result<Slot, NetworkError> {
         let plan = self.shared.plan(name, Egress::Open)?;
-        if !construct::exists(&self.shared.links, &plan).await? {
+        if !construct::exists(plan).await? {
             return Err(NetworkError::NotFound(name.0.clone()));
         }
         self.shared.registry().hold(name);
@@ -151,7 +145,7 @@ impl Slots for LinuxSlots {
     }
 
     async fn deny_egress(&self, name: &SlotName) -> Result<(), NetworkError> {
-        construct::replace_policy(&self.shared.plan(name, Egress::Denied)?).await
+        construct::replace_policy(self.shared.plan(name, Egress::Denied)?).await
     }
 
     async fn release(&self, name: &SlotName) -> Result<(), NetworkError> {
@@ -166,18 +160,14 @@ impl Slots for LinuxSlots {
         let shared = &self.shared;
         let sweep = shared.registry().begin_sweep();
         let pinned = host::pinned_slots(&shared.settings.instance).await?;
-        let numbers = host::veth_numbers(&shared.links, &shared.settings.instance).await?;
+        let numbers = host::veth_numbers(&shared.settings.instance).await?;
         let (mut strays, numbers) = shared.registry().strays(sweep, keep, pinned, numbers);
         for stray in &strays {
             shared.remove(stray).await?;
         }
         for number in numbers {
             let veth = shared.settings.instance.veth(number);
-            shared
-                .links
-                .remove(&veth)
-                .await
-                .map_err(|error| kernel("remove the veth pair", &veth, &error))?;
+            host::remove_veth(&veth).await?;
             shared.registry().forget_number(number);
             // Its name went with its namespace.
             strays.push(SlotName(number.to_string()));
@@ -252,8 +242,7 @@ impl Shared {
 
     /// Builds what was reserved; forgets it when that fails.
     async fn build(&self, name: &SlotName) -> Result<(), NetworkError> {
-        let plan = self.plan(name, Egress::Open)?;
-        let built = construct::build(&self.links, &plan).await;
+        let built = construct::build(self.plan(name, Egress::Open)?).await;
         if built.is_err() {
             self.registry().forget(name);
         }
@@ -303,8 +292,7 @@ impl Shared {
     /// Removes a slot, or what there is of one with such a name.
     async fn remove(&self, name: &SlotName) -> Result<(), NetworkError> {
         let instance = &self.settings.instance;
-        let veth = instance.veth_of_slot(name);
-        construct::remove(&self.links, name, &instance.pin(name), veth.as_deref()).await?;
+        construct::remove(name, instance.pin(name), instance.veth_of_slot(name)).await?;
         self.registry().forget(name);
         self.changed.notify_waiters();
         Ok(())

@@ -15,7 +15,20 @@ use std::collections::HashSet;
 use std::ffi::{CStr, CString};
 use std::io;
 
-/// Replaces the table of this name, connections that it let through stay known.
+/// Makes a table where there is none of this name, as in a new namespace. Much faster than [`replace`], which has to wait
+/// until no packet meets the old rules any more.
+///
+/// # Errors
+/// The kernel's answer; then nothing has changed.
+pub(crate) fn create(table: &policy::Table) -> io::Result<()> {
+    let kernel_table = inet_table(&table.name)?;
+    let mut batch = Batch::new();
+    batch.add(&kernel_table, MsgType::Add);
+    add_chains(&mut batch, &kernel_table, table)?;
+    commit(&batch.finalize())
+}
+
+/// Makes a table, in place of one of this name. Connections stay known.
 ///
 /// # Errors
 /// The kernel's answer; then nothing has changed.
@@ -26,9 +39,7 @@ pub(crate) fn replace(table: &policy::Table) -> io::Result<()> {
     batch.add(&kernel_table, MsgType::Add);
     batch.add(&kernel_table, MsgType::Del);
     batch.add(&kernel_table, MsgType::Add);
-    for chain in &table.chains {
-        add_chain(&mut batch, &kernel_table, chain)?;
-    }
+    add_chains(&mut batch, &kernel_table, table)?;
     commit(&batch.finalize())
 }
 
@@ -72,6 +83,10 @@ const LIST_SEQUENCE: u32 = 1;
 
 fn inet_table(name: &str) -> io::Result<Table> {
     Ok(Table::new(c_name(name)?, ProtoFamily::Inet))
+}
+
+fn add_chains(batch: &mut Batch, kernel_table: &Table, table: &policy::Table) -> io::Result<()> {
+    table.chains.iter().try_for_each(|chain| add_chain(batch, kernel_table, chain))
 }
 
 fn add_chain(batch: &mut Batch, table: &Table, chain: &policy::Chain) -> io::Result<()> {
