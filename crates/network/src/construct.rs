@@ -42,9 +42,16 @@ pub(crate) struct SlotPlan {
 pub(crate) async fn build(plan: SlotPlan) -> Result<(), NetworkError> {
     let slot = plan.name.0.clone();
     blocking("make the slot", &slot, move || {
-        let built = build_steps(&plan);
+        let namespace = NetworkNamespace::create_pinned(&plan.pin).map_err(during("namespace"))?;
+        let pair = with_links(async |links| links.add_veth(&plan.veth, UPLINK, namespace.as_fd()).await);
+        let made = pair.is_ok();
+        let built = pair.and_then(|()| connect_host_end(&plan)).map_err(during("veth pair")).and_then(|()| {
+            // Errors from inside name their part.
+            namespace.run(|| furnish(&plan)).flatten()
+        });
+        // A veth that was there already belongs to someone else.
         if built.is_err()
-            && let Err(error) = remove_steps(&plan.pin, Some(&plan.veth))
+            && let Err(error) = remove_steps(&plan.pin, made.then_some(plan.veth.as_str()))
         {
             tracing::warn!(slot = plan.name.0, %error, "a half-made network slot stays until the next sweep");
         }
@@ -53,17 +60,13 @@ pub(crate) async fn build(plan: SlotPlan) -> Result<(), NetworkError> {
     .await
 }
 
-fn build_steps(plan: &SlotPlan) -> io::Result<()> {
-    let namespace = NetworkNamespace::create_pinned(&plan.pin).map_err(during("namespace"))?;
+fn connect_host_end(plan: &SlotPlan) -> io::Result<()> {
+    disable_ipv6(&plan.veth)?;
     with_links(async |links| {
-        links.add_veth(&plan.veth, UPLINK, namespace.as_fd()).await?;
-        disable_ipv6(&plan.veth)?;
         let index = links.existing(&plan.veth).await?;
         links.add_address(index, plan.host_end, PAIR_PREFIX).await?;
         links.set_up(index).await
     })
-    .map_err(during("veth pair"))?;
-    namespace.run(|| furnish(plan)).flatten()
 }
 
 /// The part that is done by a thread inside the new namespace.
