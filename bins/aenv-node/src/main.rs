@@ -1,2 +1,36 @@
-//! Placeholder.
-fn main() {}
+//! The node: wires the API, the orchestrator, the VMM driver and the network together.
+//!
+//! The one place where environment and arguments of the node are read. Owns nothing that outlives it: VMs run on when it
+//! ends, and the next process adopts them.
+
+mod arguments;
+mod doctor;
+mod output;
+mod purge;
+mod serve;
+mod template;
+
+use arguments::{Arguments, Task};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::complain(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    match arguments.task {
+        Task::Serve(options) => runtime.block_on(serve::serve(options)),
+        Task::Purge(options) => runtime.block_on(purge::purge(&options)),
+        Task::Template(arguments::TemplateTask::Import(options)) => template::import(&options),
+        Task::Doctor(options) => runtime.block_on(doctor::doctor(&options)),
+    }
+}

@@ -69,6 +69,11 @@ impl DataDir {
         self.root.join("journal.sqlite")
     }
 
+    /// The journal's file and those that SQLite keeps beside it.
+    pub(crate) fn journal_files(&self) -> [PathBuf; 3] {
+        ["", "-wal", "-shm"].map(|suffix| self.root.join(format!("journal.sqlite{suffix}")))
+    }
+
     /// Where templates lie.
     pub(crate) fn templates(&self) -> PathBuf {
         self.root.join("templates")

@@ -14,6 +14,7 @@ mod journal;
 mod lifecycle;
 mod node;
 mod orchestrator;
+mod purge;
 mod random;
 mod recovery;
 mod sandbox_task;
@@ -28,6 +29,7 @@ mod vm;
 
 pub use error::{Error, LossCause};
 pub use orchestrator::Orchestrator;
+pub use purge::{HeldDataDir, hold_data_dir};
 pub use settings::{Deadlines, DiskCopies, GuestArtifacts, Parts, Settings, StartError};
 pub use template::{ImportError, Imported, import_template};
 pub use view::{

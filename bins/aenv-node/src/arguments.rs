@@ -1,0 +1,177 @@
+//! Arguments and environment variables of the node. Values only.
+
+use aenv_network::InstanceName;
+use aenv_vmm::probe::Accelerator;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use ipnet::Ipv4Net;
+use std::path::PathBuf;
+
+/// Runs sandboxes on this machine and serves them over HTTP.
+#[derive(Debug, Parser)]
+#[command(name = "aenv-node", version, arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Task {
+    /// Serve until SIGTERM or SIGINT; sandboxes run on and are adopted by the next start
+    Serve(Box<ServeOptions>),
+    /// End every VM, network and sandbox of this instance; the node must not be running
+    Purge(Instance),
+    /// Templates of the data directory
+    #[command(subcommand)]
+    Template(TemplateTask),
+    /// What this machine offers, what was chosen and why, and what to do about it
+    Doctor(DoctorOptions),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TemplateTask {
+    /// Make a root filesystem the template NAME; the node must not be running
+    Import(ImportOptions),
+}
+
+/// Which node on this host.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Instance {
+    /// Directory with templates, disks and the journal; must share blocks between files (XFS or btrfs)
+    #[arg(long, env = "AENV_DATA_DIR", default_value = "/var/lib/aenv")]
+    pub(crate) data_dir: PathBuf,
+    /// Name of this node on its host, part of the name of every process, namespace and device it makes
+    #[arg(long, env = "AENV_INSTANCE", default_value = "a")]
+    pub(crate) instance: InstanceName,
+    #[command(flatten)]
+    pub(crate) vmm: VmmOptions,
+}
+
+/// How microVMs are run.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct VmmOptions {
+    /// QEMU program, at least 7.2
+    #[arg(long, env = "AENV_QEMU", default_value = "qemu-system-x86_64")]
+    pub(crate) qemu: PathBuf,
+    /// How guest code is executed; `auto` asks the machine. Set `kvm` on a PVM host whose guests have a PVM kernel
+    #[arg(long, env = "AENV_ACCELERATOR", value_enum, default_value = "auto")]
+    pub(crate) accelerator: AcceleratorChoice,
+    /// CPU model and flags in QEMU's words instead of the built-in choice; captures are bound to it
+    #[arg(long, env = "AENV_CPU_MODEL")]
+    pub(crate) cpu_model: Option<String>,
+}
+
+/// Value of `--accelerator`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AcceleratorChoice {
+    Auto,
+    Kvm,
+    Tcg,
+}
+
+impl AcceleratorChoice {
+    /// What is forced, if anything.
+    pub(crate) fn forced(self) -> Option<Accelerator> {
+        match self {
+            Self::Auto => None,
+            Self::Kvm => Some(Accelerator::Kvm),
+            Self::Tcg => Some(Accelerator::Tcg),
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeOptions {
+    #[command(flatten)]
+    pub(crate) instance: Instance,
+    /// Address of the API and of traffic into sandboxes
+    #[arg(long, env = "AENV_LISTEN", default_value = "127.0.0.1:8000")]
+    pub(crate) listen: String,
+    /// Directory with the guest's `kernel/vmlinuz` and `initramfs.cpio`
+    #[arg(long, env = "AENV_GUEST_DIR", default_value = "/usr/lib/aenv/guest")]
+    pub(crate) guest_dir: PathBuf,
+    /// API key that clients must send
+    #[arg(long, env = "AENV_API_KEY", hide_env_values = true)]
+    pub(crate) api_key: Option<String>,
+    /// File with one API key a line, in addition; lines that begin with # are comments
+    #[arg(long, env = "AENV_API_KEYS_FILE")]
+    pub(crate) api_keys_file: Option<PathBuf>,
+    /// Domain of sandbox host names, `{port}-{id}.DOMAIN`, told to clients; may carry a port
+    #[arg(long, env = "AENV_DOMAIN")]
+    pub(crate) domain: Option<String>,
+    /// Network of the links between sandboxes and host, /16 to /30, which nothing else on the host may use
+    #[arg(long, env = "AENV_SUBNET", default_value = "100.64.0.0/16")]
+    pub(crate) subnet: Ipv4Net,
+    /// Fresh network slots to keep ready
+    #[arg(long, env = "AENV_SLOT_POOL", default_value_t = 4)]
+    pub(crate) slot_pool: usize,
+    /// Stopped standbys to keep for every template
+    #[arg(long, env = "AENV_STANDBYS", default_value_t = 2)]
+    pub(crate) standbys: usize,
+    /// Sandboxes that may be starting cold at once; by default one more than there are processors
+    #[arg(long, env = "AENV_MAX_STARTING")]
+    pub(crate) max_starting: Option<usize>,
+    /// Longest life time a client may ask for, in hours
+    #[arg(long, env = "AENV_MAX_TIMEOUT_HOURS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=8760))]
+    pub(crate) max_timeout_hours: u32,
+    /// Creates are refused while the data directory has fewer MiB free
+    #[arg(long, env = "AENV_MIN_FREE_MIB", default_value_t = 512)]
+    pub(crate) min_free_mib: u64,
+    /// Form of the log on standard error
+    #[arg(long, env = "AENV_LOG", value_enum, default_value = "text")]
+    pub(crate) log: LogFormat,
+}
+
+/// Value of `--log`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportOptions {
+    /// Directory with templates, disks and the journal
+    #[arg(long, env = "AENV_DATA_DIR", default_value = "/var/lib/aenv")]
+    pub(crate) data_dir: PathBuf,
+    /// Name of the template
+    pub(crate) name: String,
+    /// Raw ext4 image
+    pub(crate) rootfs: PathBuf,
+    /// Virtual CPUs of its sandboxes
+    #[arg(long, env = "AENV_TEMPLATE_VCPUS", default_value_t = 2)]
+    pub(crate) vcpus: u32,
+    /// Memory of its sandboxes in MiB
+    #[arg(long, env = "AENV_TEMPLATE_MEMORY_MIB", default_value_t = 512)]
+    pub(crate) memory_mib: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorOptions {
+    #[command(flatten)]
+    pub(crate) instance: Instance,
+    /// Print the report as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_bad_value_is_refused_by_its_name() {
+        for (argument, value) in
+            [("--instance", "too-long"), ("--subnet", "100.64.0.0"), ("--max-timeout-hours", "0")]
+        {
+            let error =
+                Arguments::try_parse_from(["aenv-node", "serve", argument, value]).unwrap_err().to_string();
+            assert!(error.contains(argument), "{error}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! `doctor`: the facts of this machine as a report: what was chosen, why, and what to do about it.
+
+use crate::arguments::DoctorOptions;
+use crate::output::say;
+use crate::serve::driver;
+use aenv_protocol::doctor::{Check, Report, Status};
+use aenv_vmm::Vmm as _;
+use aenv_vmm::probe::{Accelerator, Cgroups, HostFacts};
+use anyhow::{Context as _, Result};
+use std::path::Path;
+
+/// Less free space than this is too little for a template and a few sandboxes.
+const LOW_DISK_BYTES: u64 = 4 << 30;
+
+/// Prints the report. Succeeds whatever it says.
+pub(crate) async fn doctor(options: &DoctorOptions) -> Result<()> {
+    let report = examine(options).await?;
+    if options.json {
+        return Ok(say(&serde_json::to_string_pretty(&report).context("cannot encode the report")?)?);
+    }
+    for check in &report.checks {
+        let status = match check.status {
+            Status::Ok => "ok",
+            Status::Degraded => "degraded",
+            Status::Missing => "MISSING",
+        };
+        say(&format!("{:<12} {status:<9} {}", check.name, check.found))?;
+        if let Some(advice) = &check.advice {
+            say(&format!("{:<22} ↳ {advice}", ""))?;
+        }
+    }
+    Ok(())
+}
+
+async fn examine(options: &DoctorOptions) -> Result<Report> {
+    let data_dir = existing_ancestor(&options.instance.data_dir);
+    let facts =
+        HostFacts::gather(data_dir).with_context(|| format!("cannot examine {}", data_dir.display()))?;
+    let mut checks = vec![
+        ok("version", format!("aenv-node {}", env!("CARGO_PKG_VERSION"))),
+        ok("kernel", format!("Linux {}", facts.kernel)),
+    ];
+    checks.extend(vmm_checks(options).await);
+    checks.push(match facts.tun {
+        true => ok("tun", "/dev/net/tun is there"),
+        false => missing("tun", "there is no /dev/net/tun", "load the kernel module tun"),
+    });
+    checks.push(match aenv_network::probe_firewall().await {
+        Ok(()) => ok("nftables", "the kernel answers"),
+        Err(error) => missing(
+            "nftables",
+            error.to_string(),
+            "run as root, on a kernel with nf_tables (module nf_tables)",
+        ),
+    });
+    checks.push(cgroups(&facts.cgroups));
+    checks.push(block_export(&facts));
+    checks.extend(disk(data_dir, &facts));
+    Ok(Report { checks })
+}
+
+async fn vmm_checks(options: &DoctorOptions) -> Vec<Check> {
+    let vmm = match driver(&options.instance.vmm).await {
+        Ok(vmm) => vmm,
+        Err(error) => {
+            return vec![missing(
+                "vmm",
+                format!("{error:#}"),
+                "install the package qemu-system-x86 (7.2 or newer)",
+            )];
+        }
+    };
+    let (choice, identity) = (vmm.choice(), vmm.identity());
+    let accelerator = match choice.accelerator {
+        Accelerator::Kvm => "KVM",
+        Accelerator::Tcg => "emulation (TCG), several times slower than KVM",
+    };
+    vec![
+        ok("vmm", format!("QEMU {} ({})", identity.version, vmm.program().display())),
+        Check {
+            name: "kvm".to_owned(),
+            status: if choice.advice.is_some() { Status::Degraded } else { Status::Ok },
+            found: format!("chosen: {accelerator}, because {}", choice.reason),
+            advice: choice.advice.clone(),
+        },
+        ok("cpu", format!("guests see {}", identity.cpu_model.split(',').next().unwrap_or_default())),
+    ]
+}
+
+fn cgroups(found: &Cgroups) -> Check {
+    const WANTED: [&str; 4] = ["cpu", "memory", "pids", "io"];
+    let advice =
+        "limits per sandbox are not enforced yet; they will need cgroup v2 with cpu, memory, pids and io";
+    match found {
+        Cgroups::V2(list) if WANTED.iter().all(|name| list.iter().any(|known| known == name)) => {
+            ok("cgroups", format!("version 2 with {}", list.join(" ")))
+        }
+        Cgroups::V2(list) => degraded("cgroups", format!("version 2 with only {}", list.join(" ")), advice),
+        Cgroups::Hybrid(list) => {
+            degraded("cgroups", format!("version 1; version 2 offers only {:?}", list.join(" ")), advice)
+        }
+        Cgroups::Absent => degraded("cgroups", "none is mounted", advice),
+    }
+}
+
+fn block_export(facts: &HostFacts) -> Check {
+    let found = |name: &str, there| format!("{name} {}", if there { "is there" } else { "is not there" });
+    let found = format!("{}, {}", found("ublk", facts.ublk), found("FUSE", facts.fuse));
+    ok("block export", format!("{found}; disks are files with shared blocks and need neither"))
+}
+
+fn disk(data_dir: &Path, facts: &HostFacts) -> [Check; 2] {
+    let path = data_dir.display();
+    let gibibytes = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    let sharing = match facts.reflink {
+        true => ok("disk", format!("{path}: files share blocks (reflink)")),
+        false => missing(
+            "disk",
+            format!("{path}: files cannot share blocks"),
+            "put the data directory on XFS or btrfs; `make up` mounts an XFS image there by itself",
+        ),
+    };
+    let free = format!("{path}: {:.1} GiB free", gibibytes(facts.free_bytes));
+    let room = match facts.free_bytes {
+        bytes if bytes < LOW_DISK_BYTES => {
+            degraded("free space", free, "make room, or choose another AENV_DATA_DIR")
+        }
+        _ => ok("free space", free),
+    };
+    [sharing, room]
+}
+
+/// The directory itself, or the nearest one above it that exists: what it will be made in.
+fn existing_ancestor(path: &Path) -> &Path {
+    path.ancestors().find(|ancestor| ancestor.is_dir()).unwrap_or(Path::new("/"))
+}
+
+fn ok(name: &str, found: impl Into<String>) -> Check {
+    Check { name: name.to_owned(), status: Status::Ok, found: found.into(), advice: None }
+}
+
+fn degraded(name: &str, found: impl Into<String>, advice: &str) -> Check {
+    Check {
+        name: name.to_owned(),
+        status: Status::Degraded,
+        found: found.into(),
+        advice: Some(advice.to_owned()),
+    }
+}
+
+fn missing(name: &str, found: impl Into<String>, advice: &str) -> Check {
+    Check {
+        name: name.to_owned(),
+        status: Status::Missing,
+        found: found.into(),
+        advice: Some(advice.to_owned()),
+    }
+}

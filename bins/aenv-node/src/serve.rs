@@ -1,0 +1,136 @@
+//! `serve`: the node itself, from its settings to its shutdown, in reading order.
+//!
+//! ```text
+//! log ─▶ port bound ─▶ VMM driver ─▶ networks ─▶ orchestrator (adopts, sweeps) ─▶ HTTP … signal ─▶ HTTP ─▶ orchestrator ─▶ networks
+//! ```
+
+use crate::arguments::{LogFormat, ServeOptions, VmmOptions};
+use aenv_api::{ApiKey, Server};
+use aenv_network::{LinuxSlots, SlotSettings};
+use aenv_orchestrator::{GuestArtifacts, Orchestrator, Parts, Settings, host_boot_id};
+use aenv_vmm::Vmm as _;
+use aenv_vmm::qemu::{self, QemuDriver};
+use anyhow::{Context as _, Result, bail};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+/// Serves until a signal asks for the end.
+pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
+    start_log(options.log)?;
+    let api_settings = api_settings(&options)?;
+    let guest = guest(&options.guest_dir)?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let listener = TcpListener::bind(&options.listen).await.with_context(|| {
+        format!("cannot listen on {}: choose another address with --listen", options.listen)
+    })?;
+
+    let vmm = driver(&options.instance.vmm).await?;
+    let choice = vmm.choice();
+    tracing::info!(identity = ?vmm.identity(), reason = %choice.reason, "VMM driver");
+    let slots = LinuxSlots::start(slot_settings(&options)).await.context("cannot prepare networks")?;
+    let slots = Arc::new(slots);
+    let parts = Parts { vmm: Arc::new(vmm), slots: slots.clone() };
+    let orchestrator = match Orchestrator::start(orchestrator_settings(&options, guest)?, parts).await {
+        Ok(orchestrator) => orchestrator,
+        Err(error) => {
+            slots.shutdown().await.context("cannot remove fresh networks")?;
+            return Err(error.into());
+        }
+    };
+
+    let router = aenv_api::router(orchestrator.clone(), api_settings);
+    let server = Server::new(router, Arc::new(orchestrator.clone()));
+    tracing::info!(listen = %options.listen, instance = %options.instance.instance, "serving");
+    let shutdown = CancellationToken::new();
+    let serving = tokio::spawn(server.run(listener, shutdown.clone()));
+    let name = tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    };
+
+    tracing::info!(signal = name, "shutting down; sandboxes run on");
+    shutdown.cancel();
+    serving.await.context("the HTTP server failed")?;
+    orchestrator.shutdown().await;
+    slots.shutdown().await.context("cannot remove fresh networks")
+}
+
+/// The VMM driver of this machine.
+pub(crate) async fn driver(options: &VmmOptions) -> Result<QemuDriver> {
+    let settings = qemu::Settings {
+        program: options.qemu.clone(),
+        accelerator: options.accelerator.forced(),
+        cpu_model: options.cpu_model.clone(),
+        ..qemu::Settings::default()
+    };
+    QemuDriver::detect(settings).await.context("cannot use QEMU; `aenv doctor` says more")
+}
+
+fn start_log(format: LogFormat) -> Result<()> {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let started = match format {
+        LogFormat::Text => log.with_ansi(false).try_init(),
+        LogFormat::Json => log.json().try_init(),
+    };
+    started.map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))
+}
+
+fn api_settings(options: &ServeOptions) -> Result<aenv_api::Settings> {
+    let mut texts = Vec::from_iter(options.api_key.clone());
+    if let Some(path) = &options.api_keys_file {
+        let file =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let lines = file.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        texts.extend(lines.map(str::to_owned));
+    }
+    if texts.is_empty() {
+        bail!("no API key: set AENV_API_KEY, or name a file with --api-keys-file");
+    }
+    let keys = texts.iter().map(|text| ApiKey::new(text)).collect::<Result<Vec<_>, _>>()?;
+    let domain = options.domain.clone().filter(|domain| !domain.is_empty());
+    Ok(aenv_api::Settings { keys, domain, max_timeout: max_timeout(options) })
+}
+
+fn guest(directory: &Path) -> Result<GuestArtifacts> {
+    let guest = GuestArtifacts {
+        kernel: directory.join("kernel/vmlinuz"),
+        initramfs: directory.join("initramfs.cpio"),
+    };
+    for path in [&guest.kernel, &guest.initramfs] {
+        if !path.is_file() {
+            bail!("{} is missing: `make up` makes it, --guest-dir says where it is", path.display());
+        }
+    }
+    Ok(guest)
+}
+
+fn slot_settings(options: &ServeOptions) -> SlotSettings {
+    let mut settings = SlotSettings::new(options.instance.instance.clone(), options.subnet);
+    settings.pool_size = options.slot_pool;
+    settings
+}
+
+fn orchestrator_settings(options: &ServeOptions, guest: GuestArtifacts) -> Result<Settings> {
+    let boot_id = host_boot_id().context("cannot read the host's boot id")?;
+    let instance = options.instance.instance.to_string();
+    let mut settings = Settings::new(&instance, options.instance.data_dir.clone(), guest, boot_id);
+    settings.standbys = options.standbys;
+    settings.max_starting = match options.max_starting {
+        Some(number) => number,
+        None => std::thread::available_parallelism().context("cannot count processors")?.get() + 1,
+    };
+    settings.max_timeout = max_timeout(options);
+    settings.min_free_bytes = options.min_free_mib.saturating_mul(1 << 20);
+    Ok(settings)
+}
+
+fn max_timeout(options: &ServeOptions) -> Duration {
+    Duration::from_secs(u64::from(options.max_timeout_hours) * 3600)
+}
