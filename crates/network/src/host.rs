@@ -67,6 +67,14 @@ fn restore_forwarding(record: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
+/// Asks the kernel for its nftables tables, which fails where it has none: for reports on this host.
+///
+/// # Errors
+/// The kernel's answer.
+pub async fn probe_firewall() -> Result<(), NetworkError> {
+    blocking("list nftables tables", HOST, || nftables::list().map(drop)).await
+}
+
 /// Slots of the instance whose pin exists, half-made ones included.
 pub(crate) async fn pinned_slots(instance: &InstanceName) -> Result<Vec<SlotName>, NetworkError> {
     let prefix = instance.pin_prefix();

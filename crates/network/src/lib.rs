@@ -38,7 +38,7 @@ mod registry;
 pub mod settings;
 pub mod slot;
 
-pub use host::{Purged, purge};
+pub use host::{Purged, probe_firewall, purge};
 pub use linux::{LinuxSlots, StartError};
 pub use settings::{InstanceName, SettingsError, SlotSettings};
 pub use slot::{DialNamespace, NetworkError, Slot, SlotName, Slots};

@@ -20,6 +20,9 @@ use std::str::FromStr;
 /// Where namespaces are pinned; the place iproute2 looks at.
 pub const PIN_DIRECTORY: &str = "/run/netns";
 
+/// Where it is recorded that forwarding was off before the first instance of this host turned it on.
+pub const FORWARDING_RECORD: &str = "/run/aenv/ip_forward-was-off";
+
 /// What an instance of the node is told about its networks.
 #[derive(Debug, Clone)]
 pub struct SlotSettings {
@@ -46,7 +49,7 @@ impl SlotSettings {
             subnet,
             pool_size: 4,
             blocked: blocked_by_default(),
-            forwarding_record: PathBuf::from("/run/aenv/ip_forward-was-off"),
+            forwarding_record: PathBuf::from(FORWARDING_RECORD),
         }
     }
 }

@@ -1,0 +1,142 @@
+//! Every error answer of the control plane is made here, in one shape and by one exhaustive table.
+
+use aenv_orchestrator::{Error, LossCause};
+use aenv_protocol::rest::{ApiError, code};
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use http::header::RETRY_AFTER;
+use http::{HeaderName, HeaderValue, StatusCode};
+
+/// Tells E2B's clients not to repeat a request that failed with a status they would repeat.
+pub(crate) const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
+
+/// What the caller should do with a failed request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Retry {
+    /// The same request would fail again.
+    Never,
+    /// The same request may succeed after so many seconds.
+    After(u32),
+    /// Nobody can tell.
+    Unknown,
+}
+
+/// An error answer.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    status: StatusCode,
+    message: String,
+    error_code: Option<&'static str>,
+    retry: Retry,
+}
+
+impl Failure {
+    /// An error that the same request would meet again.
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), error_code: None, retry: Retry::Never }
+    }
+
+    /// 400: something about the request is wrong.
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// 400: the value of a field is wrong.
+    pub(crate) fn field(field: &str, reason: impl std::fmt::Display) -> Self {
+        Self::bad_request(format!("{field}: {reason}"))
+    }
+
+    /// 404 in E2B's words.
+    pub(crate) fn no_such_sandbox(id: &str) -> Self {
+        Self::new(
+            StatusCode::NOT_FOUND,
+            format!("Sandbox {id:?} doesn't exist or you don't have access to it"),
+        )
+    }
+}
+
+/// The word for a cause of loss in `error_code` and `lostReason`.
+pub(crate) fn loss_word(cause: LossCause) -> &'static str {
+    match cause {
+        LossCause::GuestPanic => "guest_panic",
+        LossCause::GuestShutdown => "guest_shutdown",
+        LossCause::VmmKilled => "vmm_killed",
+        LossCause::VmmCrashed => "vmm_crashed",
+        LossCause::GuestUnresponsive => "guest_unresponsive",
+        LossCause::HostRestarted => "host_restarted",
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let (status, error_code, retry) = match &error {
+            Error::SandboxNotFound(_) | Error::TemplateNotFound(_) => {
+                (StatusCode::NOT_FOUND, None, Retry::Never)
+            }
+            Error::SandboxLost { cause, .. } => {
+                (StatusCode::NOT_FOUND, Some(loss_word(*cause)), Retry::Never)
+            }
+            Error::TemplateNotReady { .. } => {
+                (StatusCode::SERVICE_UNAVAILABLE, Some(code::TEMPLATE_NOT_READY), Retry::After(2))
+            }
+            Error::InvalidArgument { .. } => (StatusCode::BAD_REQUEST, None, Retry::Never),
+            Error::Conflict(_) => (StatusCode::CONFLICT, None, Retry::Never),
+            Error::NoCapacity(_) => (StatusCode::SERVICE_UNAVAILABLE, Some(code::CAPACITY), Retry::After(5)),
+            Error::ShuttingDown => {
+                (StatusCode::SERVICE_UNAVAILABLE, Some(code::SHUTTING_DOWN), Retry::After(5))
+            }
+            Error::Internal { .. } => {
+                (StatusCode::INTERNAL_SERVER_ERROR, Some(code::INTERNAL), Retry::Unknown)
+            }
+        };
+        Self { status, message: error.to_string(), error_code, retry }
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let body = ApiError {
+            code: self.status.as_u16(),
+            message: self.message,
+            error_code: self.error_code.map(str::to_owned),
+        };
+        let mut response = (self.status, Json(body)).into_response();
+        match self.retry {
+            Retry::Never => {
+                response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+            }
+            Retry::After(seconds) => {
+                response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+            }
+            Retry::Unknown => {}
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_of_a_loss_are_those_of_the_journal() {
+        for cause in [
+            LossCause::GuestPanic,
+            LossCause::GuestShutdown,
+            LossCause::VmmKilled,
+            LossCause::VmmCrashed,
+            LossCause::GuestUnresponsive,
+            LossCause::HostRestarted,
+        ] {
+            assert_eq!(serde_json::to_value(cause).unwrap(), loss_word(cause));
+        }
+    }
+
+    #[test]
+    fn a_full_node_says_when_to_come_back() {
+        let response = Failure::from(Error::NoCapacity("disk".into())).into_response();
+        assert_eq!(response.status(), 503);
+        assert_eq!(response.headers()[RETRY_AFTER], "5");
+        assert!(response.headers().get(SHOULD_RETRY).is_none());
+    }
+}

@@ -1,0 +1,116 @@
+//! `POST /sandboxes` and `POST /v2/sandboxes`.
+
+use crate::error::Failure;
+use crate::extract::JsonBody;
+use crate::router::AppState;
+use crate::sandboxes::{timeout, unsupported, view};
+use aenv_orchestrator::{CreateRequest, Stage};
+use aenv_protocol::rest::NewSandbox;
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderName, HeaderValue, StatusCode};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Says where the time of a create went.
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+/// Says what served a create: `hot`, `warm` or `cold`.
+const X_AENV_TIER: HeaderName = HeaderName::from_static("x-aenv-tier");
+/// Life time in seconds where the caller names none.
+const DEFAULT_TIMEOUT_V1: i64 = 15;
+const DEFAULT_TIMEOUT_V2: i64 = 300;
+
+/// `POST /sandboxes`: open unless `secure` is wished.
+pub(crate) async fn create_v1(
+    State(state): State<AppState>,
+    JsonBody(request): JsonBody<NewSandbox>,
+) -> Result<Response, Failure> {
+    let secure = request.secure.unwrap_or(false);
+    create(state, request, DEFAULT_TIMEOUT_V1, secure).await
+}
+
+/// `POST /v2/sandboxes`: always secured.
+pub(crate) async fn create_v2(
+    State(state): State<AppState>,
+    JsonBody(request): JsonBody<NewSandbox>,
+) -> Result<Response, Failure> {
+    create(state, request, DEFAULT_TIMEOUT_V2, true).await
+}
+
+async fn create(
+    state: AppState,
+    request: NewSandbox,
+    default_timeout: i64,
+    secure: bool,
+) -> Result<Response, Failure> {
+    let started = Instant::now();
+    let timeout = timeout::positive(request.timeout.unwrap_or(default_timeout), state.settings.max_timeout)?;
+    if request.template_id.is_empty() {
+        return Err(Failure::field("templateID", "must not be empty"));
+    }
+    unsupported::refuse(&request)?;
+    let env_vars = request.env_vars.unwrap_or_default();
+    check_environment(&env_vars)?;
+    let wish = CreateRequest {
+        template: request.template_id,
+        timeout,
+        metadata: request.metadata.unwrap_or_default(),
+        env_vars,
+        secure,
+        internet_access: request.allow_internet_access.unwrap_or(true),
+    };
+    // A client that hangs up drops this future; the orchestrator finishes what it began all the same.
+    let created = state.orchestrator.create(wish).await?;
+    let timing = server_timing(&created.stages, started.elapsed());
+    let tier = created.tier.as_str();
+    let body = Json(view::reach(created.sandbox, &state.settings));
+    let mut response = (StatusCode::CREATED, body).into_response();
+    if let Ok(timing) = HeaderValue::from_str(&timing) {
+        response.headers_mut().insert(SERVER_TIMING, timing);
+    }
+    response.headers_mut().insert(X_AENV_TIER, HeaderValue::from_static(tier));
+    Ok(response)
+}
+
+/// A variable that no process can be started with would make every later command fail.
+fn check_environment(variables: &BTreeMap<String, String>) -> Result<(), Failure> {
+    for (name, value) in variables {
+        if name.is_empty() || name.contains(['=', '\0']) {
+            return Err(Failure::field("envVars", format!("{name:?} cannot be the name of a variable")));
+        }
+        if value.contains('\0') {
+            return Err(Failure::field("envVars", format!("the value of {name:?} holds a NUL")));
+        }
+    }
+    Ok(())
+}
+
+fn server_timing(stages: &[Stage], total: Duration) -> String {
+    let milliseconds = |time: Duration| time.as_secs_f64() * 1000.0;
+    let mut parts: Vec<String> = stages
+        .iter()
+        .map(|stage| format!("{};dur={:.3}", stage.name, milliseconds(stage.duration)))
+        .collect();
+    parts.push(format!("total;dur={:.3}", milliseconds(total)));
+    parts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_are_written_in_milliseconds() {
+        let stages = [Stage { name: "claim", duration: Duration::from_micros(300) }];
+        assert_eq!(server_timing(&stages, Duration::from_millis(2)), "claim;dur=0.300, total;dur=2.000");
+    }
+
+    #[test]
+    fn impossible_variables_are_named() {
+        for (name, value) in [("", "x"), ("A=B", "x"), ("A\0", "x"), ("A", "\0")] {
+            assert!(check_environment(&BTreeMap::from([(name.into(), value.into())])).is_err(), "{name:?}");
+        }
+        assert!(check_environment(&BTreeMap::from([("A".into(), "=".into())])).is_ok());
+    }
+}

@@ -1,0 +1,180 @@
+//! A server whose sandboxes are programs of this test: routes made by hand, dialers that connect to loopback.
+
+use aenv_api::Server;
+use aenv_api::proxy::RouteTable;
+use aenv_orchestrator::{Dial, Route};
+use aenv_protocol::ids::SandboxId;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, post};
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use http::{HeaderMap, StatusCode};
+use hyper_util::rt::TokioIo;
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+
+/// Port of the sandboxes' program.
+pub const PROGRAM: u16 = 8080;
+/// Bytes of one piece of a large body.
+pub const PIECE: usize = 64 << 10;
+
+/// Sandboxes as a list.
+#[derive(Default)]
+pub struct Table(Mutex<Vec<Route>>);
+
+impl RouteTable for Table {
+    fn route(&self, id: &SandboxId) -> Option<Route> {
+        self.routes().into_iter().find(|route| route.id == *id)
+    }
+    fn routes(&self) -> Vec<Route> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+struct Loopback(HashMap<u16, SocketAddr>);
+
+#[async_trait::async_trait]
+impl Dial for Loopback {
+    async fn dial(&self, port: u16) -> std::io::Result<TcpStream> {
+        match self.0.get(&port) {
+            Some(address) => TcpStream::connect(address).await,
+            None => Err(std::io::ErrorKind::ConnectionRefused.into()),
+        }
+    }
+}
+
+/// The server under test.
+pub struct Harness {
+    pub address: SocketAddr,
+    pub table: Arc<Table>,
+    pub shutdown: CancellationToken,
+    pub server: tokio::task::JoinHandle<()>,
+}
+
+impl Harness {
+    pub async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let table = Arc::new(Table::default());
+        let shutdown = CancellationToken::new();
+        let control_plane = Router::new().route("/health", get(|| async { "control plane" }));
+        let server = tokio::spawn(Server::new(control_plane, table.clone()).run(listener, shutdown.clone()));
+        Self { address, table, shutdown, server }
+    }
+
+    /// Adds a sandbox whose ports are these; the token ends it.
+    pub fn add(&self, id: &str, lifecycle: u64, ports: &[(u16, SocketAddr)]) -> CancellationToken {
+        let ended = CancellationToken::new();
+        self.table.0.lock().unwrap().push(Route {
+            id: id.parse().unwrap(),
+            lifecycle,
+            dialer: Arc::new(Loopback(ports.iter().copied().collect())),
+            ended: ended.clone(),
+            access_token: Some(format!("token-of-{id}")),
+            guest_address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        });
+        ended
+    }
+
+    /// Ends a sandbox as the orchestrator does: first no route, then the news.
+    pub fn end(&self, id: &str, ended: &CancellationToken) {
+        self.table.0.lock().unwrap().retain(|route| route.id.as_str() != id);
+        ended.cancel();
+    }
+
+    /// Sends a text as it is.
+    pub async fn raw(&self, text: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(text.as_bytes()).await.unwrap();
+        stream
+    }
+
+    /// Sends a whole request and reads until the server closes.
+    pub async fn exchange(&self, line: &str, headers: &str) -> String {
+        let text = format!("{line} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n");
+        let mut stream = self.raw(&text).await;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+}
+
+/// Headers that aim at a sandbox.
+pub fn aim(id: &str, port: u16) -> String {
+    format!("e2b-sandbox-id: {id}\r\ne2b-sandbox-port: {port}\r\n")
+}
+
+/// Reads until `wanted` was seen.
+pub async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
+    let mut seen = Vec::new();
+    let mut piece = [0; 1024];
+    while !String::from_utf8_lossy(&seen).contains(wanted) {
+        let count = stream.read(&mut piece).await.unwrap();
+        assert!(count > 0, "closed after {:?}", String::from_utf8_lossy(&seen));
+        seen.extend_from_slice(&piece[..count]);
+    }
+    String::from_utf8(seen).unwrap()
+}
+
+/// Starts the program of a sandbox.
+pub async fn program(name: &'static str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = Router::new()
+        .route("/", get(move || async move { name }))
+        .route("/head", any(show_head))
+        .route("/echo", post(|request: Request| async { request.into_body() }))
+        .route("/count", post(count))
+        .route("/large/{pieces}", get(large))
+        .route("/drip", get(drip))
+        .route("/hang", any(std::future::pending::<String>))
+        .route("/files", any(move || async move { name }))
+        .route("/upgrade", get(upgrade));
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    address
+}
+
+async fn show_head(headers: HeaderMap) -> String {
+    headers.iter().map(|(name, value)| format!("{name}={}\n", value.to_str().unwrap())).collect()
+}
+
+async fn count(request: Request) -> String {
+    let mut body = request.into_body().into_data_stream();
+    let mut total = 0;
+    while let Some(piece) = body.next().await {
+        total += piece.unwrap().len();
+    }
+    total.to_string()
+}
+
+async fn large(axum::extract::Path(pieces): axum::extract::Path<usize>) -> Body {
+    let piece = Bytes::from(vec![7; PIECE]);
+    Body::from_stream(stream::iter(0..pieces).map(move |_| Ok::<_, Infallible>(piece.clone())))
+}
+
+async fn drip() -> Body {
+    let first = stream::iter([Ok::<_, Infallible>(Bytes::from_static(b"first drop"))]);
+    Body::from_stream(first.chain(stream::pending()))
+}
+
+async fn upgrade(mut request: Request) -> Response {
+    let upgraded = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        let mut io = TokioIo::new(upgraded.await.unwrap());
+        let mut piece = [0; 64];
+        while let Ok(count) = io.read(&mut piece).await {
+            if count == 0 || io.write_all(&piece[..count]).await.is_err() {
+                break;
+            }
+        }
+    });
+    (StatusCode::SWITCHING_PROTOCOLS, [("connection", "upgrade"), ("upgrade", "echo")]).into_response()
+}
