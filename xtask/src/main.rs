@@ -18,6 +18,7 @@ mod up;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", about = "Tasks of the project", arg_required_else_help = true)]
@@ -53,9 +54,19 @@ enum Bench {
     Create(bench::Options),
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run(Arguments::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            stages::complain(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<()> {
     let project = project::Project::find()?;
-    match Arguments::parse().task {
+    match task {
         Task::Check => check::run(&project),
         Task::Advisories => check::advisories(),
         Task::Up => up::up(&project),

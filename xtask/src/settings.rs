@@ -20,8 +20,23 @@ pub(crate) struct Settings {
 }
 
 /// Variables of the node that have no meaning here.
-const PASSED_ON: &[&str] =
-    &["AENV_SUBNET", "AENV_STANDBYS", "AENV_MAX_STARTING", "AENV_ACCELERATOR", "AENV_DOMAIN", "RUST_LOG"];
+const PASSED_ON: &[&str] = &[
+    "AENV_ACCELERATOR",
+    "AENV_API_KEYS_FILE",
+    "AENV_CPU_MODEL",
+    "AENV_DOMAIN",
+    "AENV_LOG",
+    "AENV_MAX_STARTING",
+    "AENV_MAX_TIMEOUT_HOURS",
+    "AENV_MIN_FREE_MIB",
+    "AENV_QEMU",
+    "AENV_SLOT_POOL",
+    "AENV_STANDBYS",
+    "AENV_SUBNET",
+    "AENV_TEMPLATE_MEMORY_MIB",
+    "AENV_TEMPLATE_VCPUS",
+    "RUST_LOG",
+];
 
 impl Settings {
     /// Reads the environment.

@@ -107,10 +107,16 @@ pub(crate) fn seconds(time: Duration) -> String {
     }
 }
 
-/// Prints a line for the person at the terminal. The one place of this program that writes to standard output.
+/// Prints a line for the person at the terminal. With [`complain`] the one place of this program that prints.
 #[expect(clippy::print_stdout, reason = "this program's output is for people at a terminal")]
 pub(crate) fn say(text: &str) {
     println!("{text}");
+}
+
+/// As [`say`], on standard error.
+#[expect(clippy::print_stderr, reason = "this program's output is for people at a terminal")]
+pub(crate) fn complain(text: &str) {
+    eprintln!("{text}");
 }
 
 #[cfg(test)]

@@ -1,8 +1,11 @@
 //! What tests need beside the product: fakes with seeded faults, and harnesses. Never part of a program.
 
+pub mod client;
 pub mod fake_host;
 pub mod fake_slots;
 pub mod fake_vmm;
+pub mod node;
+pub mod resources;
 
 pub use fake_host::{Counts, FakeHost, Fault, Operation};
 pub use fake_slots::FakeSlots;

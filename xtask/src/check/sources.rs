@@ -20,7 +20,8 @@ const EMPTY_NAMES: &[&str] = &["utils", "util", "common", "helpers", "helper", "
 /// Judges one file.
 pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if !text.trim_start().starts_with("//!") {
+    // Tests beside their module are described by the module's own header.
+    if !path.ends_with("/tests.rs") && !text.trim_start().starts_with("//!") {
         findings.push(Finding::error(
             path,
             "does not open with `//!`: its job, the state it owns, what it must not do",
@@ -117,6 +118,7 @@ mod tests {
     #[test]
     fn a_missing_header_and_an_empty_name_are_found() {
         assert!(messages("a.rs", "fn f() {}\n")[0].contains("open with"));
+        assert_eq!(check("crates/api/src/a/tests.rs", "use super::*;\n"), []);
         assert!(messages("crates/api/src/utils/a.rs", "//! x\n")[0].contains("utils"));
     }
 

@@ -5,7 +5,8 @@ use super::Finding;
 /// Pieces of a forbidden word, joined when used so that this file does not contain it; and what is wrong with it.
 const FORBIDDEN: &[(&[&str], &str)] = &[
     (&["/wo", "rk/"], "a path of one machine"),
-    (&["/ro", "ot/"], "a path of one machine"),
+    (&["/ro", "ot/.cargo"], "a path of one machine"),
+    (&["/ro", "ot/.pyenv"], "a path of one machine"),
     (&["FIX", "ME"], "unfinished work: finish it, or say what is missing in docs/not-yet.md"),
     (&["TO", "DO:"], "unfinished work: finish it, or say what is missing in docs/not-yet.md"),
     (&["PyPI mir", "ror"], "a host of one network"),

@@ -1,0 +1,104 @@
+//! What one instance of the node has on this host, counted, so that before and after can be compared. Only looks.
+
+use anyhow::{Context, Result};
+use std::path::Path;
+use std::process::Command;
+
+/// Counts of one instance's things.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Resources {
+    /// Process ids of VMMs.
+    pub processes: Vec<u32>,
+    /// Network namespaces.
+    pub namespaces: Vec<String>,
+    /// Host ends of veth pairs.
+    pub links: Vec<String>,
+    /// Firewall tables on the host.
+    pub tables: Vec<String>,
+    /// Mounts and loop devices that mention the data directory, other than the one it lies on.
+    pub mounts: Vec<String>,
+    /// Directories of sandboxes.
+    pub sandbox_directories: Vec<String>,
+}
+
+impl Resources {
+    /// Looks for everything of `instance`, whose node keeps its data in `data_dir`.
+    ///
+    /// # Errors
+    /// When a list of the system cannot be read.
+    pub fn of(instance: &str, data_dir: &Path) -> Result<Self> {
+        let table = format!(" aenv_{instance}");
+        let tables = Command::new("nft").args(["list", "tables"]).output().context("cannot run nft")?;
+        let mounts =
+            std::fs::read_to_string("/proc/self/mounts").context("cannot read the list of mounts")?;
+        let data_dir_text = format!("{}/", data_dir.display());
+        let lines_with = |text: &str, wanted: &str| -> Vec<String> {
+            text.lines().filter(|line| line.contains(wanted)).map(str::to_owned).collect()
+        };
+        Ok(Self {
+            processes: vmm_processes(&format!("aenv-{instance}-"))?,
+            namespaces: names(Path::new("/run/netns"), &format!("aenv-{instance}-"))?,
+            links: names(Path::new("/sys/class/net"), &format!("ae{instance}v"))?,
+            tables: lines_with(&String::from_utf8_lossy(&tables.stdout), &table)
+                .into_iter()
+                .filter(|line| line.ends_with(&table))
+                .collect(),
+            mounts: lines_with(&mounts, &data_dir_text),
+            sandbox_directories: names(&data_dir.join("sandboxes"), "")?,
+        })
+    }
+
+    /// Whether the instance has nothing at all on this host.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Number of open file descriptors of a process.
+///
+/// # Errors
+/// When the process does not exist.
+pub fn open_descriptors(pid: u32) -> Result<usize> {
+    Ok(std::fs::read_dir(format!("/proc/{pid}/fd")).with_context(|| format!("process {pid}"))?.count())
+}
+
+/// The VMM process of one sandbox.
+///
+/// # Errors
+/// When there is none.
+pub fn vmm_of(instance: &str, sandbox: &str) -> Result<u32> {
+    let name = format!("aenv-{instance}-{sandbox}");
+    vmm_processes(&name)?.first().copied().with_context(|| format!("no process {name}"))
+}
+
+/// Processes whose command line names a VM that starts so.
+fn vmm_processes(prefix: &str) -> Result<Vec<u32>> {
+    let wanted = format!("process={prefix}");
+    let mut found = Vec::new();
+    for name in names(Path::new("/proc"), "")? {
+        let Ok(pid) = name.parse::<u32>() else { continue };
+        // Processes end while they are looked at; then they are not there.
+        let command_line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        if String::from_utf8_lossy(&command_line).contains(&wanted) {
+            found.push(pid);
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+fn names(directory: &Path, prefix: &str) -> Result<Vec<String>> {
+    if !directory.exists() {
+        return Ok(Vec::new());
+    }
+    let entries =
+        std::fs::read_dir(directory).with_context(|| format!("cannot list {}", directory.display()))?;
+    let mut found: Vec<String> = entries
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.starts_with(prefix))
+        .collect();
+    found.sort();
+    Ok(found)
+}
