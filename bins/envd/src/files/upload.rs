@@ -17,11 +17,15 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
+use std::time::Duration;
+use tokio::sync::mpsc;
 
 /// Name of the form's parts that are files.
 const FILE_FIELD: &str = "file";
 /// Compressed bytes inflated at once: bounds the memory that a hostile body can ask for (about a thousandfold).
 const INFLATE_BYTES: usize = 8 * 1024;
+/// How long a refused client may go on sending.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Handler of `POST /files`.
 ///
@@ -33,23 +37,67 @@ pub(crate) async fn upload(
     headers: HeaderMap,
     body: Body,
 ) -> Result<axum::Json<Vec<WrittenFile>>, Refusal> {
-    let query = Query::parse(&query.unwrap_or_default());
-    let user = authorize(&daemon, &query, &headers, Operation::Write)?;
-    let upload = Upload { metadata: metadata::from_headers(&headers)?, daemon, user };
-    let content = decoded(&headers, body)?;
+    let (sender, receiver) = mpsc::channel(1);
+    let carry = carry(body, sender);
+    let query = query.unwrap_or_default();
+    let store = store(&daemon, &query, &headers, received(receiver));
+    tokio::pin!(carry, store);
+    let (stored, is_carried) = tokio::select! {
+        biased;
+        () = &mut carry => (store.await, true),
+        stored = &mut store => (stored, false),
+    };
+    if stored.is_err() && !is_carried {
+        // A client that is still sending would not see the refusal but a broken connection.
+        let _given_up = tokio::time::timeout(DRAIN_TIMEOUT, carry).await;
+    }
+    stored.map(axum::Json)
+}
+
+type Content = BoxStream<'static, io::Result<Bytes>>;
+
+/// Hands the body on for as long as somebody takes it, then drops the rest.
+async fn carry(body: Body, sender: mpsc::Sender<io::Result<Bytes>>) {
+    let mut body = body.into_data_stream();
+    let mut taker = Some(sender);
+    while let Some(chunk) = body.next().await {
+        if let Some(sender) = &taker
+            && sender.send(chunk.map_err(io::Error::other)).await.is_err()
+        {
+            taker = None;
+        }
+    }
+}
+
+fn received(receiver: mpsc::Receiver<io::Result<Bytes>>) -> Content {
+    futures_util::stream::unfold(receiver, |mut receiver| async move {
+        receiver.recv().await.map(|chunk| (chunk, receiver))
+    })
+    .boxed()
+}
+
+async fn store(
+    daemon: &Daemon,
+    query: &str,
+    headers: &HeaderMap,
+    content: Content,
+) -> Result<Vec<WrittenFile>, Refusal> {
+    let query = Query::parse(query);
+    let user = authorize(daemon, &query, headers, Operation::Write)?;
+    let upload = Upload { metadata: metadata::from_headers(headers)?, daemon: daemon.clone(), user };
+    let content = decoded(headers, content)?;
     let content_type =
         headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let kind = content_type.to_ascii_lowercase();
     let given = query.path.filter(|path| !path.is_empty());
-    if content_type.to_ascii_lowercase().starts_with("multipart/") {
+    if kind.starts_with("multipart/") {
         let boundary = multer::parse_boundary(content_type).map_err(|error| bad_form(&error))?;
-        let form = multer::Multipart::new(content, boundary);
-        upload.form(form, given.as_deref()).await.map(axum::Json)
-    } else if content_type.to_ascii_lowercase().starts_with("application/octet-stream") {
+        upload.form(multer::Multipart::new(content, boundary), given.as_deref()).await
+    } else if kind.starts_with("application/octet-stream") {
         let given = given.ok_or_else(|| bad("the query parameter 'path' is missing"))?;
-        let path = resolve(&upload.daemon, &given, &upload.user)?;
-        Ok(axum::Json(vec![
-            upload.file(path, content.map(|chunk| chunk.map_err(|error| broken(&error)))).await?,
-        ]))
+        let path = resolve(daemon, &given, &upload.user)?;
+        let content = content.map(|chunk| chunk.map_err(|error| broken(&error)));
+        Ok(vec![upload.file(path, content).await?])
     } else {
         Err(bad("the content type must be multipart/form-data or application/octet-stream"))
     }
@@ -68,20 +116,17 @@ fn broken(error: &io::Error) -> Refusal {
 }
 
 /// The content of a body after its `Content-Encoding`.
-fn decoded(headers: &HeaderMap, body: Body) -> Result<BoxStream<'static, io::Result<Bytes>>, Refusal> {
-    let plain = body.into_data_stream().map(|chunk| chunk.map_err(io::Error::other));
+fn decoded(headers: &HeaderMap, plain: Content) -> Result<Content, Refusal> {
     let encoding = headers.get(header::CONTENT_ENCODING).map_or("", |value| value.to_str().unwrap_or("?"));
     match encoding.to_ascii_lowercase().as_str() {
-        "" | "identity" => Ok(plain.boxed()),
-        "gzip" => Ok(inflated(plain.boxed()).boxed()),
+        "" | "identity" => Ok(plain),
+        "gzip" => Ok(inflated(plain).boxed()),
         other => Err(bad(format!("content encoding '{other}' is not supported"))),
     }
 }
 
 /// Inflates a gzip stream; a truncated one ends with an error.
-fn inflated(
-    compressed: BoxStream<'static, io::Result<Bytes>>,
-) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+fn inflated(compressed: Content) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
     type Decoder = flate2::write::MultiGzDecoder<Vec<u8>>;
     let state = (compressed, Some(Decoder::new(Vec::new())), Bytes::new());
     futures_util::stream::try_unfold(state, |(mut compressed, decoder, mut pending)| async move {

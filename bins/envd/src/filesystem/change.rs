@@ -10,22 +10,24 @@ use std::path::Path;
 /// # Errors
 /// When something that is no directory is in the way, or the disk is full.
 pub(crate) fn make_directories(path: &Path, user: &User) -> io::Result<()> {
-    match std::fs::DirBuilder::new().mode(0o755).create(path) {
-        Ok(()) => chown(path, Some(user.uid), Some(user.gid)),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            if path.is_dir() {
-                Ok(())
-            } else {
-                Err(io::ErrorKind::NotADirectory.into())
-            }
+    let mut missing = Vec::new();
+    for ancestor in path.ancestors() {
+        match std::fs::metadata(ancestor) {
+            Ok(found) if found.is_dir() => break,
+            Ok(_) => return Err(io::ErrorKind::NotADirectory.into()),
+            Err(error) if is_missing(&error) => missing.push(ancestor),
+            Err(error) => return Err(error),
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let Some(parent) = path.parent() else { return Err(error) };
-            make_directories(parent, user)?;
-            make_directories(path, user)
-        }
-        Err(error) => Err(error),
     }
+    for directory in missing.into_iter().rev() {
+        match std::fs::DirBuilder::new().mode(0o755).create(directory) {
+            Ok(()) => chown(directory, Some(user.uid), Some(user.gid))?,
+            // Somebody else was faster.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Removes the entry at `path` with all that lies in it, links themselves and not what they point to.

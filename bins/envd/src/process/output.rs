@@ -18,7 +18,7 @@ use tokio::time::Instant;
 /// Most bytes of one chunk. Source: E2B's daemon.
 const CHUNK_BYTES: usize = 32 * 1024;
 /// Silence after the leader's end that counts as the end of output, when children still hold the pipes.
-const GRACE_SILENCE: Duration = Duration::from_millis(100);
+const GRACE_SILENCE: Duration = Duration::from_millis(25);
 /// Longest time after the leader's end in which output is still told.
 const GRACE_TOTAL: Duration = Duration::from_secs(2);
 /// A follower that takes nothing for so long is dropped, so that a frozen client cannot stop a process for ever.
