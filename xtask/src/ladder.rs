@@ -27,11 +27,29 @@ const AREA_BYTES: u64 = 24 << 30;
 /// Network of the shared node; nodes that tests start for themselves take others of 100.64.0.0/10.
 const SUBNET: &str = "100.65.0.0/16";
 
+const CHECKS: &str = "checks";
+const UNIT_TESTS: &str = "unit and property tests";
+const DRIVER_TESTS: &str = "VMM driver with real guests";
+
 /// A rung that needs a running node.
 type Rung = fn(&Project, &Node) -> Result<()>;
 
+/// What is wanted of one run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Only the stages whose name contains this, and what they need
+    #[arg(long)]
+    only: Option<String>,
+}
+
+impl Options {
+    fn wants(&self, stage: &str) -> bool {
+        self.only.as_ref().is_none_or(|part| stage.to_lowercase().contains(&part.to_lowercase()))
+    }
+}
+
 /// Runs the ladder.
-pub(crate) fn run(project: &Project) -> Result<()> {
+pub(crate) fn run(project: &Project, options: &Options) -> Result<()> {
     require_root()?;
     let started = Instant::now();
     let except = up_instance(project);
@@ -45,13 +63,19 @@ pub(crate) fn run(project: &Project) -> Result<()> {
         rootfs = Some(artifacts::make(project, &mut Stages::default())?);
         Ok(())
     });
-    stages.attempt("checks", || check::run(project));
-    stages.attempt("unit and property tests", || unit_tests(project));
+    if options.wants(CHECKS) {
+        stages.attempt(CHECKS, || check::run(project));
+    }
+    if options.wants(UNIT_TESTS) {
+        stages.attempt(UNIT_TESTS, || unit_tests(project));
+    }
     match rootfs.filter(|_| made) {
         None => stages.skip("real guests", "there are no guest artifacts"),
         Some(rootfs) => {
-            stages.attempt("VMM driver with real guests", || driver_tests(project));
-            with_node(project, &area, &rootfs, &mut stages);
+            if options.wants(DRIVER_TESTS) {
+                stages.attempt(DRIVER_TESTS, || driver_tests(project));
+            }
+            with_node(project, &area, &rootfs, options, &mut stages);
         }
     }
     stages.attempt("end the node, remove the test area", || clear(project, &area));
@@ -60,7 +84,19 @@ pub(crate) fn run(project: &Project) -> Result<()> {
 }
 
 /// Rungs that need a running node.
-fn with_node(project: &Project, area: &Area, rootfs: &Path, stages: &mut Stages) {
+fn with_node(project: &Project, area: &Area, rootfs: &Path, options: &Options, stages: &mut Stages) {
+    let rungs: [(&str, Rung); 4] = [
+        ("end-to-end tests with real guests", end_to_end_tests),
+        ("Python SDK", |project, node| python_suite(project, node, "requirements.txt", "venv")),
+        ("Python SDK, previous generation", |project, node| {
+            python_suite(project, node, "requirements-previous.txt", "venv-previous")
+        }),
+        ("JavaScript SDK", javascript_suite),
+    ];
+    let rungs: Vec<_> = rungs.into_iter().filter(|(name, _)| options.wants(name)).collect();
+    if rungs.is_empty() {
+        return;
+    }
     let mut node = None;
     stages.attempt("start a node, capture the template", || {
         area.prepare(AREA_BYTES)?;
@@ -73,14 +109,6 @@ fn with_node(project: &Project, area: &Area, rootfs: &Path, stages: &mut Stages)
         node = Some(started);
         Ok(())
     });
-    let rungs: [(&str, Rung); 4] = [
-        ("end-to-end tests with real guests", end_to_end_tests),
-        ("Python SDK", |project, node| python_suite(project, node, "requirements.txt", "venv")),
-        ("Python SDK, previous generation", |project, node| {
-            python_suite(project, node, "requirements-previous.txt", "venv-previous")
-        }),
-        ("JavaScript SDK", javascript_suite),
-    ];
     for (name, rung) in rungs {
         match &node {
             Some(node) => {

@@ -40,7 +40,7 @@ enum Task {
     /// `down`, and remove what tasks made, except the build output
     Clean,
     /// The test ladder: checks, unit tests, real guests, the unmodified SDKs, leftovers
-    Test,
+    Test(ladder::Options),
     /// Measure against the running node
     #[command(subcommand)]
     Bench(Bench),
@@ -72,7 +72,7 @@ fn run(task: Task) -> Result<()> {
         Task::Up => up::up(&project),
         Task::Down => up::down(&project),
         Task::Clean => up::clean(&project),
-        Task::Test => ladder::run(&project),
+        Task::Test(options) => ladder::run(&project, &options),
         Task::Bench(Bench::Create(options)) => bench::create(&project, &options),
         Task::Doctor => up::doctor(&project),
     }
