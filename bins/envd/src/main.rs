@@ -29,10 +29,14 @@ use daemon::{Daemon, Machine};
 use process::table::Processes;
 use reaper::Reaper;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
 use tokio::net::TcpListener;
 
 /// `PATH` of a system that says nothing else.
 const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// How long a thread for blocking work waits for more: in an emulated guest, starting one is what a request would feel.
+const IDLE_THREAD: Duration = Duration::from_secs(3600);
 
 /// Where to listen.
 #[derive(Debug, PartialEq, Eq)]
@@ -84,7 +88,11 @@ fn start_logging() {
 
 /// One thread for events; what blocks runs beside it.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the event loop")
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_keep_alive(IDLE_THREAD)
+        .build()
+        .context("cannot start the event loop")
 }
 
 async fn serve(listening: Listening, machine: Machine, search_path: &str) -> anyhow::Result<()> {
