@@ -99,6 +99,7 @@ fn with_node(project: &Project, area: &Area, rootfs: &Path, options: &Options, s
     }
     let mut node = None;
     stages.attempt("start a node, capture the template", || {
+        std::fs::create_dir_all(project.test_dir()).context("cannot make the test directory")?;
         area.prepare(AREA_BYTES)?;
         let started = test_node(project, rootfs)?;
         std::fs::create_dir_all(&started.settings.data_dir).context("cannot make the data directory")?;
