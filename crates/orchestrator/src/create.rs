@@ -11,6 +11,7 @@
 
 use crate::clearing;
 use crate::error::Error;
+use crate::greeting;
 use crate::guest_channel::GuestChannel;
 use crate::journal::{Role, Tenancy};
 use crate::lifecycle::Phase;
@@ -22,14 +23,10 @@ use crate::standby::Standby;
 use crate::template::{Capture, Template};
 use crate::view::{CreateRequest, Created, Tier};
 use crate::vm::{Origin, Vm, new_record};
-use aenv_protocol::envd::{Identity, InitRequest};
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-
-/// User of guest requests that name none. Source: E2B's default.
-const DEFAULT_USER: &str = "user";
 
 /// Starts the making; the result arrives when the sandbox runs.
 pub(crate) fn spawn(
@@ -209,7 +206,8 @@ impl Create<'_> {
         }
         vm.resume(self.node, stages).await?;
         let machine = Arc::clone(vm.machine("init")?);
-        let init = self.init(vm, &tenancy).map_err(|error| Failure::new("init", error))?;
+        let init = greeting::of_sandbox(&vm.record.id, &vm.record.template_id, &tenancy)
+            .map_err(|error| Failure::new("init", error))?;
         tokio::select! {
             answer = stages.run("init", deadlines.init, channel.init(&init, deadlines.init)) => answer?,
             () = self.cancelled.cancelled() => return Err(Failure::new("init", Cause::Cancelled)),
@@ -260,35 +258,10 @@ impl Create<'_> {
             internet_access: self.request.internet_access,
         })
     }
-
-    fn init(&self, vm: &Vm, tenancy: &Tenancy) -> Result<InitRequest, random::NoRandomness> {
-        let id = vm.record.id.as_str();
-        Ok(InitRequest {
-            identity: Some(Identity {
-                sandbox_id: id.to_owned(),
-                template_id: vm.record.template_id.to_string(),
-                hostname: id.to_owned(),
-                machine_id: random::machine_id()?,
-                entropy: random::entropy()?,
-            }),
-            ..init_again(tenancy)
-        })
-    }
 }
 
 impl Made {
     fn with(self, stages: Stages) -> Self {
         Self { stages, ..self }
-    }
-}
-
-/// What a guest is told when it keeps its identity, for example after it was stopped.
-pub(crate) fn init_again(tenancy: &Tenancy) -> InitRequest {
-    InitRequest {
-        env_vars: tenancy.env_vars.clone(),
-        access_token: tenancy.access_token.clone(),
-        timestamp: Some(jiff::Timestamp::now().to_string()),
-        default_user: Some(DEFAULT_USER.to_owned()),
-        ..InitRequest::default()
     }
 }

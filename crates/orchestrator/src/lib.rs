@@ -9,6 +9,7 @@ mod create;
 mod data_dir;
 mod disk;
 pub mod error;
+mod greeting;
 mod guest_channel;
 mod journal;
 mod lifecycle;

@@ -10,8 +10,8 @@
 //! What the journal does not know (VMMs, networks, directories with our names) is removed before anything is adopted.
 
 use crate::clearing;
-use crate::create::init_again;
 use crate::error::LossCause;
+use crate::greeting;
 use crate::guest_channel::GuestChannel;
 use crate::journal::{Loss, Role, Tenancy, VmRecord};
 use crate::lifecycle::Phase;
@@ -166,7 +166,7 @@ async fn wake(
     }
     channel.wait_until_healthy(deadlines.greeting).await?;
     if !running {
-        channel.init(&init_again(tenancy), deadlines.init).await?;
+        channel.init(&greeting::again(tenancy), deadlines.init).await?;
     }
     Ok(())
 }

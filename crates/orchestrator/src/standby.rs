@@ -3,15 +3,17 @@
 //! A standby has no identity, environment, token or user process. Its life:
 //!
 //! ```text
-//! restore ─▶ resume ─▶ GET /health ─▶ stop ─▶ in the pool ─▶ taken by one create (the journal decides)
+//! restore ─▶ resume ─▶ GET /health, rehearsals ─▶ stop ─▶ in the pool ─▶ taken by one create (the journal decides)
 //!     any failure, or its death in the pool ─▶ removed, replaced after a pause that grows with the failures in a row
 //! ```
 //!
-//! The greeting is the same request path as the later `/init`, so the VMM has translated it, and its connection is kept.
+//! Rehearsed are `/init` with nobody's name, whose settings the real one replaces, and a shell that ends at once: an
+//! emulating VMM has then translated that code, the pages it touches are there, and the connection is kept.
 //! The pool owns its standbys until they are taken. Standbys of an earlier process are removed, not adopted: nobody
 //! waits for them, and their connections are gone.
 
 use crate::clearing;
+use crate::greeting;
 use crate::guest_channel::GuestChannel;
 use crate::journal::Role;
 use crate::node::Node;
@@ -19,7 +21,7 @@ use crate::random;
 use crate::stage::{Cause, Failure, Stages};
 use crate::template::{Capture, Template};
 use crate::vm::{Origin, Vm, new_record};
-use aenv_protocol::ids::SandboxId;
+use aenv_protocol::ids::{SandboxId, TemplateId};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,6 +33,9 @@ use tokio_util::sync::CancellationToken;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Greetings rehearsed: the first one makes files, the second one changes them, as the real one will.
+const GREETINGS_REHEARSED: usize = 2;
 
 /// A stopped VM that can become a sandbox.
 pub(crate) struct Standby {
@@ -162,9 +167,25 @@ async fn warm(node: &Arc<Node>, vm: &mut Vm, capture: &Capture) -> Result<GuestC
         greeted = stages.run("greeting", limit, channel.wait_until_healthy(limit)) => greeted?,
         () = node.stopping.cancelled() => return Err(Failure::new("greeting", Cause::Cancelled)),
     }
+    rehearse(&channel, &vm.record.template_id, limit, &mut stages).await?;
     vm.stop(node, &mut stages).await?;
     vm.started(node, &mut stages).await?;
     Ok(channel)
+}
+
+/// Has the guest do once what its first client will make it do. Nothing of it stays: the next `/init` replaces what this
+/// one sets, and the shell has ended.
+async fn rehearse(
+    channel: &GuestChannel,
+    template: &TemplateId,
+    limit: Duration,
+    stages: &mut Stages,
+) -> Result<(), Failure> {
+    for _ in 0..GREETINGS_REHEARSED {
+        let init = greeting::rehearsal(template).map_err(|error| Failure::new("greeting", error))?;
+        stages.run("greeting", limit, channel.init(&init, limit)).await?;
+    }
+    stages.run("greeting", limit, channel.rehearse_command(limit)).await
 }
 
 /// Removes a standby that dies in the pool. (Not `async fn`: it must not borrow the standby.)

@@ -202,9 +202,11 @@ impl FakeHost {
         self.state().slots.clear();
     }
 
-    /// The `/init` requests a VM has got.
+    /// The `/init` requests a VM has got as a sandbox: rehearsals of a standby are left out.
     pub fn inits(&self, name: &str) -> Vec<InitRequest> {
-        self.process(name).map(|process| process.inits()).unwrap_or_default()
+        let mut inits = self.process(name).map(|process| process.inits()).unwrap_or_default();
+        inits.retain(|init| init.identity.as_ref().is_none_or(|identity| identity.sandbox_id != "standby"));
+        inits
     }
 
     /// Whether a VM's vCPUs run; none when there is no such VM.

@@ -109,6 +109,18 @@ impl GuestChannel {
         self.call(REQUEST, Method::POST, "/init", init.access_token.as_deref(), body.into(), limit).await
     }
 
+    /// Has the daemon start a shell that ends at once, and waits for its end. What comes of the shell does not matter:
+    /// an image need not have one.
+    pub(crate) async fn rehearse_command(&self, limit: Duration) -> Result<(), GuestError> {
+        const MESSAGE: &[u8] = br#"{"process":{"cmd":"/bin/bash","args":["-l","-c","true"]},"stdin":false}"#;
+        // Envelope of a Connect stream: no flags, then the length of the message.
+        let mut body = vec![0, 0, 0, 0, MESSAGE.len() as u8];
+        body.extend_from_slice(MESSAGE);
+        let path = "/process.Process/Start";
+        let request = self.request(Method::POST, path, "application/connect+json", None, body.into());
+        self.exchange("POST /process.Process/Start", request, limit).await
+    }
+
     async fn call(
         &self,
         name: &'static str,
@@ -118,23 +130,42 @@ impl GuestChannel {
         body: Bytes,
         limit: Duration,
     ) -> Result<(), GuestError> {
+        self.exchange(name, self.request(method, path, "application/json", token, body), limit).await
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        path: &'static str,
+        content_type: &'static str,
+        token: Option<&str>,
+        body: Bytes,
+    ) -> http::Result<Request<Full<Bytes>>> {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
             .header(http::header::HOST, self.daemon.to_string())
-            .header(http::header::CONTENT_TYPE, "application/json");
+            .header(http::header::CONTENT_TYPE, content_type);
         if let Some(token) = token {
             request = request.header(ACCESS_TOKEN_HEADER, token);
         }
-        let request = request
-            .body(Full::new(body))
-            .map_err(|error| GuestError::Unreachable { request: name, reason: error.to_string() })?;
-        tokio::time::timeout(limit, self.exchange(name, request))
+        request.body(Full::new(body))
+    }
+
+    async fn exchange(
+        &self,
+        name: &'static str,
+        request: http::Result<Request<Full<Bytes>>>,
+        limit: Duration,
+    ) -> Result<(), GuestError> {
+        let request =
+            request.map_err(|error| GuestError::Unreachable { request: name, reason: error.to_string() })?;
+        tokio::time::timeout(limit, self.attempt(name, request))
             .await
             .map_err(|_| GuestError::Timeout { request: name, limit })?
     }
 
-    async fn exchange(&self, name: &'static str, request: Request<Full<Bytes>>) -> Result<(), GuestError> {
+    async fn attempt(&self, name: &'static str, request: Request<Full<Bytes>>) -> Result<(), GuestError> {
         let unreachable = |reason: String| GuestError::Unreachable { request: name, reason };
         // Taken, not borrowed: a request that is given up half-way must not leave its connection to the next one.
         let kept = self.kept.lock().await.take().filter(|sender| !sender.is_closed());
