@@ -22,13 +22,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 /// Port of the sandboxes' program.
-pub const PROGRAM: u16 = 8080;
+pub(crate) const PROGRAM: u16 = 8080;
 /// Bytes of one piece of a large body.
-pub const PIECE: usize = 64 << 10;
+pub(crate) const PIECE: usize = 64 << 10;
 
 /// Sandboxes as a list.
 #[derive(Default)]
-pub struct Table(Mutex<Vec<Route>>);
+pub(crate) struct Table(Mutex<Vec<Route>>);
 
 impl RouteTable for Table {
     fn route(&self, id: &SandboxId) -> Option<Route> {
@@ -52,15 +52,15 @@ impl Dial for Loopback {
 }
 
 /// The server under test.
-pub struct Harness {
-    pub address: SocketAddr,
-    pub table: Arc<Table>,
-    pub shutdown: CancellationToken,
-    pub server: tokio::task::JoinHandle<()>,
+pub(crate) struct Harness {
+    pub(crate) address: SocketAddr,
+    pub(crate) table: Arc<Table>,
+    pub(crate) shutdown: CancellationToken,
+    pub(crate) server: tokio::task::JoinHandle<()>,
 }
 
 impl Harness {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let table = Arc::new(Table::default());
@@ -71,7 +71,7 @@ impl Harness {
     }
 
     /// Adds a sandbox whose ports are these; the token ends it.
-    pub fn add(&self, id: &str, lifecycle: u64, ports: &[(u16, SocketAddr)]) -> CancellationToken {
+    pub(crate) fn add(&self, id: &str, lifecycle: u64, ports: &[(u16, SocketAddr)]) -> CancellationToken {
         let ended = CancellationToken::new();
         self.table.0.lock().unwrap().push(Route {
             id: id.parse().unwrap(),
@@ -85,20 +85,20 @@ impl Harness {
     }
 
     /// Ends a sandbox as the orchestrator does: first no route, then the news.
-    pub fn end(&self, id: &str, ended: &CancellationToken) {
+    pub(crate) fn end(&self, id: &str, ended: &CancellationToken) {
         self.table.0.lock().unwrap().retain(|route| route.id.as_str() != id);
         ended.cancel();
     }
 
     /// Sends a text as it is.
-    pub async fn raw(&self, text: &str) -> TcpStream {
+    pub(crate) async fn raw(&self, text: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         stream.write_all(text.as_bytes()).await.unwrap();
         stream
     }
 
     /// Sends a whole request and reads until the server closes.
-    pub async fn exchange(&self, line: &str, headers: &str) -> String {
+    pub(crate) async fn exchange(&self, line: &str, headers: &str) -> String {
         let text = format!("{line} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n");
         let mut stream = self.raw(&text).await;
         let mut answer = String::new();
@@ -108,12 +108,12 @@ impl Harness {
 }
 
 /// Headers that aim at a sandbox.
-pub fn aim(id: &str, port: u16) -> String {
+pub(crate) fn aim(id: &str, port: u16) -> String {
     format!("e2b-sandbox-id: {id}\r\ne2b-sandbox-port: {port}\r\n")
 }
 
 /// Reads until `wanted` was seen.
-pub async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
+pub(crate) async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     let mut seen = Vec::new();
     let mut piece = [0; 1024];
     while !String::from_utf8_lossy(&seen).contains(wanted) {
@@ -125,7 +125,7 @@ pub async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
 }
 
 /// Starts the program of a sandbox.
-pub async fn program(name: &'static str) -> SocketAddr {
+pub(crate) async fn program(name: &'static str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let router = Router::new()
