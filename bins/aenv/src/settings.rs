@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 const API_KEY: &str = "E2B_API_KEY";
 const API_URL: &str = "E2B_API_URL";
 const SANDBOX_URL: &str = "E2B_SANDBOX_URL";
+const DATA_DIR: &str = "AENV_DATA_DIR";
 const DEFAULT_URL: &str = "http://127.0.0.1:8000";
 /// Largest settings file that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -29,6 +30,8 @@ pub(crate) struct Settings {
     pub(crate) api: BaseUrl,
     /// Base address under which sandboxes are reached by header.
     pub(crate) sandboxes: BaseUrl,
+    /// Data directory of the node on this machine, for `doctor`; absent where none is named.
+    pub(crate) data_dir: Option<PathBuf>,
 }
 
 /// The key of the API; not shown by `Debug`.
@@ -219,10 +222,12 @@ impl Settings {
             .filter(|found| found.source.strength() >= api.source.strength())
             .unwrap_or_else(|| api.clone());
         let api_key = api_key.or_else(|| filed(API_KEY));
+        let data_dir = given(None, "", DATA_DIR).or_else(|| filed(DATA_DIR));
         Ok(Self {
             api_key: api_key.map(|found| ApiKey::parse(&found.value, &found.source)).transpose()?,
             api: BaseUrl::parse(&api.value, &api.source)?,
             sandboxes: BaseUrl::parse(&sandboxes.value, &sandboxes.source)?,
+            data_dir: data_dir.map(|found| PathBuf::from(found.value)),
         })
     }
 

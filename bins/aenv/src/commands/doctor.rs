@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Examines and reports; fails if anything that sandboxes need is missing.
 pub(crate) async fn run(context: &Context) -> Result<Exit, Failure> {
     let spinner = context.printer.spinner("examining");
-    let (mut checks, reachability) = tokio::join!(machine(), api(context));
+    let (mut checks, reachability) = tokio::join!(machine(context), api(context));
     drop(spinner);
     checks.extend(reachability);
     let report = Report { checks };
@@ -52,10 +52,11 @@ fn check(name: &str, status: Status, found: impl Into<String>, advice: Option<&s
 }
 
 /// What the node program says of this machine.
-async fn machine() -> Vec<Check> {
+async fn machine(context: &Context) -> Vec<Check> {
     let program = node_program();
     let examination = tokio::process::Command::new(&program)
         .args(["doctor", "--json"])
+        .envs(context.settings.data_dir.iter().map(|directory| ("AENV_DATA_DIR", directory)))
         .stdin(std::process::Stdio::null())
         .kill_on_drop(true)
         .output();
