@@ -147,7 +147,8 @@ def test_an_unknown_template_is_refused_by_name():
         Sandbox.create("no-such-template")
 
 
-@pytest.mark.parametrize("timeout", [-1, 0, 10**9])
+# Not 0: the SDK of the generation before takes it for "not given".
+@pytest.mark.parametrize("timeout", [-1, 10**9])
 def test_a_timeout_out_of_range_is_refused(timeout):
     with pytest.raises(SandboxException, match="(?i)timeout"):
         Sandbox.create(timeout=timeout)
