@@ -65,9 +65,10 @@ enable_backports() {
   if apt-get indextargets --format '$(RELEASE)' 'Created-By: Packages' | grep -qx "$suite"; then return; fi
   mirror=$(apt-get indextargets --format '$(RELEASE) $(REPO_URI)' 'Created-By: Packages' \
     | awk -v release="$VERSION_CODENAME" '$1 == release { print $2; exit }')
+  [ -n "$mirror" ] || fail "apt has no source for $VERSION_CODENAME, so the mirror of $suite is not known: add $suite to apt's sources"
   say "enabling $suite: QEMU must be of the same version as the installed qemu-utils"
   printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nSigned-By: /usr/share/keyrings/debian-archive-keyring.gpg\n' \
-    "${mirror:-http://deb.debian.org/debian}" "$suite" > /etc/apt/sources.list.d/agentenv-backports.sources
+    "$mirror" "$suite" > /etc/apt/sources.list.d/agentenv-backports.sources
 }
 
 install_packages() {

@@ -48,6 +48,7 @@ async fn run(
     reply: oneshot::Sender<Result<Created, Error>>,
 ) {
     let (sender, mut commands) = mpsc::channel(QUEUE);
+    let late = sender.clone();
     let create = Create {
         node: &node,
         request: &request,
@@ -79,6 +80,13 @@ async fn run(
     match made {
         Ok(made) => {
             template.count_sandbox();
+            // Kills that came after the last look at them: the sandbox exists now, and they are carried out on it.
+            for killer in killers {
+                if late.try_send(Command::Kill(killer)).is_err() {
+                    tracing::warn!(sandbox = %made.vm.record.id, "more kills than a sandbox's queue holds");
+                }
+            }
+            drop(late);
             let Made { vm, tenancy, deadline, tier, stages } = made;
             let task = SandboxTask::new(Arc::clone(&node), vm, tenancy, deadline, commands);
             let created = Created { sandbox: task.view(), tier, stages: stages.into_vec() };
