@@ -171,7 +171,8 @@ fn clear(project: &Project, area: &Area) -> Result<()> {
     Ok(())
 }
 
-/// The runner of tests: nextest where it is installed.
+/// The runner of tests: nextest where it is installed. It always gets the whole workspace and a filter: another choice of
+/// packages has other features, and would be compiled again.
 fn has_nextest() -> bool {
     Command::new("cargo").args(["nextest", "--version"]).output().is_ok_and(|output| output.status.success())
 }
@@ -196,17 +197,20 @@ fn unit_tests(project: &Project) -> Result<()> {
 fn driver_tests(project: &Project) -> Result<()> {
     // One at a time: each of them fills the machine without virtualisation.
     if has_nextest() {
-        let arguments = ["nextest", "run", "--release", "-p", "aenv-vmm", "--no-fail-fast", "-j", "1"];
+        let arguments = ["nextest", "run", "--release", "--workspace", "--no-fail-fast", "-j", "1"];
         run_aloud(cargo(project, &arguments).args(["-E", "binary(real_guest)"]))
     } else {
-        let arguments = ["test", "--release", "-p", "aenv-vmm", "--test", "real_guest", "--no-fail-fast"];
+        let arguments = ["test", "--release", "--workspace", "--test", "real_guest", "--no-fail-fast"];
         run_aloud(cargo(project, &arguments).args(["--", "--test-threads", "1"]))
     }
 }
 
 fn end_to_end_tests(project: &Project, node: &Node) -> Result<()> {
     let mut command = if has_nextest() {
-        cargo(project, &["nextest", "run", "--release", "-p", "aenv-e2e", "--no-fail-fast", "-j", "2"])
+        let arguments = ["nextest", "run", "--release", "--workspace", "--no-fail-fast", "-j", "2"];
+        let mut command = cargo(project, &arguments);
+        command.args(["-E", "package(aenv-e2e)"]);
+        command
     } else {
         let mut command = cargo(project, &["test", "--release", "-p", "aenv-e2e", "--no-fail-fast"]);
         command.args(["--", "--test-threads", "2"]);
