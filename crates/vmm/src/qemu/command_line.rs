@@ -127,9 +127,11 @@ impl CommandLine<'_> {
         line.add("-global", "migration.send-configuration=off");
     }
 
-    /// `panic=-1`: a panic restarts at once, which ends the VM. `pci=off`: there is no bus to look for.
+    /// `panic=-1`: a panic restarts at once, which ends the VM. `reboot=t`: by a triple fault, since the kernel's other
+    /// ways go through devices that this machine lacks, and a running guest then spins instead of restarting.
+    /// `pci=off`: there is no bus to look for.
     fn kernel_arguments(&self) -> String {
-        let mut arguments = "console=ttyS0 quiet panic=-1 pci=off".to_owned();
+        let mut arguments = "console=ttyS0 quiet panic=-1 reboot=t pci=off".to_owned();
         if self.accelerator == Accelerator::Tcg {
             // Emulated, the machine has no clock that the kernel could calibrate the time-stamp counter against, and
             // its attempt with the interval timer fails at random on a busy host.
