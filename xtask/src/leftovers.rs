@@ -44,6 +44,12 @@ pub(crate) fn look(project: &Project, except: &str) -> Result<BTreeSet<String>> 
     Ok(found)
 }
 
+/// Whether an instance has network namespaces; each of its VMs and standbys has one.
+pub(crate) fn has_namespace(instance: &str) -> Result<bool> {
+    let prefix = format!("aenv-{instance}-");
+    Ok(names_in(Path::new("/run/netns"))?.iter().any(|name| name.starts_with(&prefix)))
+}
+
 /// Host ends of veth pairs: `ae<instance>v<number>`.
 fn is_our_link(name: &str) -> bool {
     name.strip_prefix("ae").and_then(|rest| rest.rsplit_once('v')).is_some_and(|(instance, number)| {

@@ -3,6 +3,7 @@
 
 use crate::artifacts;
 use crate::data_area::{Area, Ground};
+use crate::leftovers;
 use crate::node::{Node, Record, Started, write_private};
 use crate::process::{output_of, require_root};
 use crate::project::Project;
@@ -52,7 +53,8 @@ pub(crate) fn down(project: &Project) -> Result<()> {
     let settings = Settings::load(project)?;
     let mut node = node(project, settings, Path::new(""))?;
     let mut ended = Vec::new();
-    if let Some(record) = Record::read(&node.record) {
+    let record = Record::read(&node.record);
+    if let Some(record) = &record {
         if record.stop()? {
             ended.push(format!("node (process {})", record.pid));
         }
@@ -66,7 +68,9 @@ pub(crate) fn down(project: &Project) -> Result<()> {
         }
     }
     let area = Area::beside(&node.settings.data_dir)?;
-    if node.program.exists() {
+    // Without a record there is something to end only if it can be seen: the record goes last.
+    let to_purge = record.is_some() || leftovers::has_namespace(&node.settings.instance)?;
+    if to_purge && node.program.exists() {
         area.prepare_again()?;
         ended.extend(node.purge()?.lines().map(str::to_owned).filter(|line| !line.is_empty()));
     }
