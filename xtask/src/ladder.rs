@@ -189,8 +189,13 @@ fn unit_tests(project: &Project) -> Result<()> {
         let arguments = ["nextest", "run", "--release", "--workspace", "--no-fail-fast", "-E", filter];
         run_aloud(&mut cargo(project, &arguments))
     } else {
-        let arguments = ["test", "--release", "--workspace", "--exclude", "aenv-e2e", "--no-fail-fast"];
-        run_aloud(cargo(project, &arguments).args(["--", "--skip", "real_guest"]))
+        // Cargo's own runner has no filter for one test program: the driver's comes in the next stage.
+        let mut others = cargo(project, &["test", "--release", "--workspace", "--no-fail-fast"]);
+        run_aloud(others.args(["--exclude", "aenv-e2e", "--exclude", "aenv-vmm"]))?;
+        run_aloud(&mut cargo(
+            project,
+            &["test", "--release", "--package", "aenv-vmm", "--lib", "--no-fail-fast"],
+        ))
     }
 }
 
