@@ -53,9 +53,12 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();
-        match path.as_str() {
-            "." => Failure::bad_request(format!("invalid body: {}", error.inner())),
-            path => Failure::field(path, error.inner()),
+        let inner = error.into_inner();
+        // Where the text is not JSON at all, the path says nothing: the line and column do.
+        if inner.is_data() && path != "." {
+            Failure::field(&path, inner)
+        } else {
+            Failure::bad_request(format!("invalid body: {inner}"))
         }
     })?;
     deserializer.end().map_err(|error| Failure::bad_request(format!("invalid body: {error}")))?;

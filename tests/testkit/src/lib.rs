@@ -7,6 +7,7 @@ pub mod fake_vmm;
 pub mod node;
 pub mod resources;
 
+pub use aenv_vmm::ExitCause;
 pub use fake_host::{Counts, FakeHost, Fault, Operation};
 pub use fake_slots::FakeSlots;
 pub use fake_vmm::FakeVmm;
