@@ -269,9 +269,7 @@ fn base_state(templates: &serde_json::Value) -> BaseState {
     };
     match base["buildStatus"].as_str() {
         Some("ready") => BaseState::Ready,
-        Some("error") => {
-            BaseState::Failed(base["description"].as_str().unwrap_or("no reason given").to_owned())
-        }
+        Some("error") => BaseState::Failed(base["failure"].as_str().unwrap_or("no reason given").to_owned()),
         _ => BaseState::Preparing,
     }
 }

@@ -135,7 +135,7 @@ fn key_of(project: &Project, settings: &Settings) -> Result<String> {
     let present = std::fs::read_to_string(&path).unwrap_or_default();
     let key = key_in(&present).unwrap_or_else(|| format!("e2b_{}", hex::encode(rand::random::<[u8; 20]>())));
     let data_dir = settings.data_dir.display();
-    let text = format!("{}AENV_DATA_DIR={data_dir}\n", env_text(&key, &settings.url()));
+    let text = format!("{}AENV_DOCTOR_DATA_DIR='{data_dir}'\n", env_text(&key, &settings.url()));
     if present != text {
         write_private(&path, text.as_bytes())?;
     }

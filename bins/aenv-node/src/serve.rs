@@ -25,6 +25,7 @@ pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
     let guest = guest(&options.guest_dir)?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    raise_descriptor_limit()?;
     let listener = TcpListener::bind(&options.listen).await.with_context(|| {
         format!("cannot listen on {}: choose another address with --listen", options.listen)
     })?;
@@ -69,6 +70,14 @@ pub(crate) async fn driver(options: &VmmOptions) -> Result<QemuDriver> {
         ..qemu::Settings::default()
     };
     QemuDriver::detect(settings).await.context("cannot use QEMU; `aenv doctor` says more")
+}
+
+/// Every VM and every connection costs descriptors, and the limit that programs start with is low.
+fn raise_descriptor_limit() -> Result<()> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+        .context("cannot raise the limit of open files to its maximum")
 }
 
 fn start_log(format: LogFormat) -> Result<()> {

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 const API_KEY: &str = "E2B_API_KEY";
 const API_URL: &str = "E2B_API_URL";
 const SANDBOX_URL: &str = "E2B_SANDBOX_URL";
-const DATA_DIR: &str = "AENV_DATA_DIR";
+const DATA_DIR: &str = "AENV_DOCTOR_DATA_DIR";
 const DEFAULT_URL: &str = "http://127.0.0.1:8000";
 /// Largest settings file that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;

@@ -292,7 +292,9 @@ impl Shared {
     /// Removes a slot, or what there is of one with such a name.
     async fn remove(&self, name: &SlotName) -> Result<(), NetworkError> {
         let instance = &self.settings.instance;
-        construct::remove(name, instance.pin(name), instance.veth_of_slot(name)).await?;
+        // A slot may be released again long after it was removed, and its number has gone to another one.
+        let veth = if self.registry().has_heir(name) { None } else { instance.veth_of_slot(name) };
+        construct::remove(name, instance.pin(name), veth).await?;
         self.registry().forget(name);
         self.changed.notify_waiters();
         Ok(())

@@ -91,9 +91,18 @@ impl Registry {
         self.slots.insert(name.clone(), Standing::Held(self.sweeps));
     }
 
+    /// Whether another slot has the number of this one by now. The number, and the veth that is named by it, are then
+    /// that slot's: this one was removed before.
+    pub(crate) fn has_heir(&self, name: &SlotName) -> bool {
+        let Ok(number) = index_of_slot(name) else { return false };
+        self.slots.keys().any(|other| other != name && index_of_slot(other).is_ok_and(|its| its == number))
+    }
+
     /// Nothing of the slot is left.
     pub(crate) fn forget(&mut self, name: &SlotName) {
-        if let Ok(number) = index_of_slot(name) {
+        if let Ok(number) = index_of_slot(name)
+            && !self.has_heir(name)
+        {
             self.numbers.remove(&number);
         }
         self.slots.remove(name);

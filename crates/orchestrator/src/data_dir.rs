@@ -15,6 +15,7 @@
 use crate::settings::StartError;
 use aenv_protocol::ids::{SandboxId, TemplateId};
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// Paths inside one data directory.
@@ -35,6 +36,8 @@ impl DataDir {
         };
         std::fs::create_dir_all(root).map_err(fail("make"))?;
         let root = root.canonicalize().map_err(fail("resolve"))?;
+        // The journal holds tokens and environments, the disks whatever users wrote.
+        std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o700)).map_err(fail("close"))?;
         let dir = Self { root };
         for child in [dir.templates(), dir.sandboxes()] {
             std::fs::create_dir_all(&child).map_err(fail("make a directory in"))?;

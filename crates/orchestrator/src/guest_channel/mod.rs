@@ -24,7 +24,8 @@ use tokio::time::Instant;
 
 /// Pause between two attempts to reach a daemon that is still starting.
 const BOOT_RETRY: Duration = Duration::from_millis(50);
-/// Longest a single attempt may take while a daemon is starting: packets to a guest without a driver are dropped.
+/// Longest the first attempt may take while a daemon is starting, as packets to a guest without a driver are dropped;
+/// each further one may take twice as long.
 const BOOT_ATTEMPT: Duration = Duration::from_secs(1);
 /// Most of an error body that is read.
 const MAX_ERROR_BODY: usize = 4096;
@@ -85,9 +86,13 @@ impl GuestChannel {
     /// Waits for a daemon that is still starting.
     pub(crate) async fn wait_until_healthy(&self, limit: Duration) -> Result<(), GuestError> {
         let deadline = Instant::now() + limit;
+        let mut attempt = BOOT_ATTEMPT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match self.health(BOOT_ATTEMPT.min(left)).await {
+            let outcome = self.health(attempt.min(left)).await;
+            // A guest that is only slow gets the time it needs.
+            attempt *= 2;
+            match outcome {
                 Ok(()) => return Ok(()),
                 // What the last attempt saw is worth more than the bare fact that time is over.
                 Err(error) if Instant::now() + BOOT_RETRY >= deadline => {

@@ -15,7 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Raised when captures made by earlier versions must not be used any more.
-/// Raised too when the machine that a VMM driver builds, or what it tells the guest\'s kernel, changes: 2 since guests
+/// Raised too when the machine that a VMM driver builds, or what it tells the guest's kernel, changes: 2 since guests
 /// restart by a triple fault.
 const CAPTURE_VERSION: u32 = 2;
 

@@ -61,8 +61,7 @@ const MACHINE: &str = "-name guest=aenv-a-one,process=aenv-a-one
 #[test]
 fn boot_is_the_machine_and_a_kernel() {
     let machine = MACHINE.replace("READONLY", "");
-    let boot =
-        "-kernel /guest/vmlinuz\n-initrd /guest/initramfs\n-append console=ttyS0 quiet panic=-1 reboot=t pci=off";
+    let boot = "-kernel /guest/vmlinuz\n-initrd /guest/initramfs\n-append console=ttyS0 quiet panic=-1 reboot=t pci=off";
     let expected = machine.replace("ACCELERATOR", "tcg,thread=multi")
         + boot
         + " no_timer_check tsc=reliable tsc_early_khz=2100000";
