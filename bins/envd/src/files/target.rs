@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upload_that_is_given_up_leaves_no_new_file_and_keeps_an_old_one() {
+    fn an_upload_that_is_given_up_removes_only_a_file_it_made() {
         let directory = tempfile::tempdir().expect("makes");
         let path = directory.path().join("f");
         let mut target = Target::open(path.clone(), &me()).expect("opens");
