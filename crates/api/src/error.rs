@@ -62,6 +62,7 @@ pub(crate) fn loss_word(cause: LossCause) -> &'static str {
         LossCause::GuestShutdown => "guest_shutdown",
         LossCause::VmmKilled => "vmm_killed",
         LossCause::VmmCrashed => "vmm_crashed",
+        LossCause::OutOfMemory => "out_of_memory",
         LossCause::GuestUnresponsive => "guest_unresponsive",
         LossCause::HostRestarted => "host_restarted",
     }
@@ -125,6 +126,7 @@ mod tests {
             LossCause::GuestShutdown,
             LossCause::VmmKilled,
             LossCause::VmmCrashed,
+            LossCause::OutOfMemory,
             LossCause::GuestUnresponsive,
             LossCause::HostRestarted,
         ] {

@@ -32,6 +32,7 @@ pub(crate) struct SlotPlan {
     pub(crate) veth: String,
     pub(crate) host_end: Ipv4Addr,
     pub(crate) inner_end: Ipv4Addr,
+    pub(crate) user: u32,
     pub(crate) policy: Table,
 }
 
@@ -75,7 +76,7 @@ fn furnish(plan: &SlotPlan) -> io::Result<()> {
     disable_ipv6("default").map_err(during("IPv6 switch"))?;
     std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").map_err(during("forwarding switch"))?;
     nftables::create(&plan.policy).map_err(during("rules"))?;
-    aenv_sys::tap::create_persistent(TAP, None).map_err(during(aenv_sys::tap::CONTROL_DEVICE))?;
+    aenv_sys::tap::create_persistent(TAP, Some(plan.user)).map_err(during(aenv_sys::tap::CONTROL_DEVICE))?;
     with_links(async |links| connect_devices(links, plan).await).map_err(during("devices inside"))
 }
 

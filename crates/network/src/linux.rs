@@ -122,7 +122,7 @@ impl Slots for LinuxSlots {
         let fresh = self.shared.registry().take();
         if let Some(name) = fresh {
             self.shared.changed.notify_waiters();
-            return Ok(self.shared.slot(name));
+            return self.shared.slot(name);
         }
         let (handover, built) = oneshot::channel();
         let shared = Arc::clone(&self.shared);
@@ -132,7 +132,7 @@ impl Slots for LinuxSlots {
             drop(handover.send(shared.build_for_caller().await));
         });
         let ended = |_| NetworkError::ShuttingDown;
-        Ok(built.await.map_err(ended)??.accept())
+        built.await.map_err(ended)??.accept()
     }
 
     async fn adopt(&self, name: &SlotName) -> Result<Slot, NetworkError> {
@@ -141,7 +141,7 @@ impl Slots for LinuxSlots {
             return Err(NetworkError::NotFound(name.0.clone()));
         }
         self.shared.registry().hold(name);
-        Ok(self.shared.slot(name.clone()))
+        self.shared.slot(name.clone())
     }
 
     async fn deny_egress(&self, name: &SlotName) -> Result<(), NetworkError> {
@@ -184,7 +184,7 @@ struct Handover {
 }
 
 impl Handover {
-    fn accept(mut self) -> Slot {
+    fn accept(mut self) -> Result<Slot, NetworkError> {
         match self.name.take() {
             Some(name) => {
                 self.shared.registry().hold(&name);
@@ -221,19 +221,22 @@ impl Shared {
             veth: instance.veth(index),
             host_end: self.addresses.host_end(index),
             inner_end: self.addresses.inner_end(index),
+            user: self.addresses.user(index),
             policy: policy::inside(instance, &self.settings.blocked, egress),
         })
     }
 
-    fn slot(&self, name: SlotName) -> Slot {
+    fn slot(&self, name: SlotName) -> Result<Slot, NetworkError> {
+        let user = self.addresses.user(index_of_slot(&name)?);
         let pin = self.settings.instance.pin(&name);
-        Slot {
+        Ok(Slot {
             name,
             netns: pin.clone(),
             tap: TAP.to_owned(),
+            user,
             guest_address: GUEST_ADDRESS,
             dialer: Arc::new(PinDialer { pin, opener: Arc::clone(&self.opener) }),
-        }
+        })
     }
 
     fn reserve(&self, purpose: Purpose) -> Option<SlotName> {

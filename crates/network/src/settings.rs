@@ -221,6 +221,14 @@ impl AddressPlan {
         Ipv4Addr::from_bits(self.subnet.network().to_bits() + 2 * index)
     }
 
+    /// User id that goes with pair `index`: half the address of its host end. Addresses of pairs are neighbours of their own
+    /// and no two slots of a host share one, whatever their instance, so neither do they share a user; and it stays
+    /// below 2^31, where some programs take ids for negative. For 100.64.0.0/10 the ids lie above 841 million, beyond the
+    /// ranges that distributions give to accounts and their sub-ids.
+    pub(crate) fn user(&self, index: u32) -> u32 {
+        self.host_end(index).to_bits() >> 1
+    }
+
     /// Address of the end inside of pair `index`.
     pub(crate) fn inner_end(&self, index: u32) -> Ipv4Addr {
         Ipv4Addr::from_bits(self.subnet.network().to_bits() + 2 * index + 1)

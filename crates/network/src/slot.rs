@@ -20,6 +20,9 @@ pub struct Slot {
     pub netns: PathBuf,
     /// Persistent tap device inside the namespace.
     pub tap: String,
+    /// User and group id that the tap belongs to and the VMM is to run under: no other slot of this host has it, and no
+    /// account.
+    pub user: u32,
     /// Address of the guest, the same in every slot.
     pub guest_address: Ipv4Addr,
     /// Opens connections from inside the namespace.

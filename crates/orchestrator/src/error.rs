@@ -15,6 +15,8 @@ pub enum LossCause {
     VmmKilled,
     /// The VMM ended by itself with an error.
     VmmCrashed,
+    /// The VMM reached the memory limit of its control group.
+    OutOfMemory,
     /// The guest daemon did not answer after a restore.
     GuestUnresponsive,
     /// The host restarted: its VMMs are gone.

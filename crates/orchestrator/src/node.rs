@@ -44,6 +44,7 @@ impl Node {
             run_dir: self.dir.sandbox_run(id),
             netns: slot.netns.clone(),
             tap: slot.tap.clone(),
+            user: slot.user,
             disk: self.dir.sandbox_disk(id),
             boot: BootSource {
                 kernel: self.settings.guest.kernel.clone(),

@@ -262,6 +262,7 @@ pub(crate) fn loss_cause(cause: ExitCause) -> LossCause {
         // Killed without our asking for it: by someone else.
         ExitCause::VmmKilled | ExitCause::Killed => LossCause::VmmKilled,
         ExitCause::VmmCrashed => LossCause::VmmCrashed,
+        ExitCause::OutOfMemory => LossCause::OutOfMemory,
     }
 }
 

@@ -51,6 +51,8 @@ pub struct Placement {
     pub disk: PathBuf,
     /// Kernel and initramfs; a restore needs them too, because some VMMs keep them in their machine description.
     pub boot: BootSource,
+    /// User and group id the VMM runs under, which nothing else on this host has while the VM lives. The tap belongs to it.
+    pub user: u32,
 }
 
 /// The files that make up one capture of a guest's memory and devices (the disk is the caller's).
@@ -62,10 +64,26 @@ pub struct CaptureFiles {
     pub state: PathBuf,
 }
 
+/// What the memory file of a capture is to be laid over to give the whole memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CaptureBase {
+    /// Nothing: it is whole.
+    #[default]
+    Nothing,
+    /// What the machine was started from: the restored image, or zeros after a boot.
+    Start,
+    /// The previous capture of the same machine.
+    PreviousCapture,
+}
+
 /// What a capture did and how long the parts took.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CaptureReport {
-    /// Pages written by the guest since boot or restore.
+    /// What the memory file is complete with.
+    #[serde(default)]
+    pub base: CaptureBase,
+    /// Pages stored because the guest had written them since the base.
     pub changed_pages: u64,
     /// Of those, pages that are all zero and were stored as holes.
     pub zero_pages: u64,
@@ -102,6 +120,8 @@ pub enum ExitCause {
     VmmKilled,
     /// The VMM ended by itself with an error.
     VmmCrashed,
+    /// The kernel killed the VMM because it reached the memory limit of its control group.
+    OutOfMemory,
 }
 
 /// How a VM ended.
@@ -174,6 +194,18 @@ pub trait Vmm: Send + Sync + 'static {
     /// When the VMM cannot be started or refuses the machine; nothing is left behind.
     async fn boot(&self, spec: &MachineSpec, placement: Placement) -> Result<Box<dyn Machine>, VmmError>;
 
+    /// Starts a VMM, in its jail, that is ready to load `capture`: what can be done before anybody waits. There is no
+    /// guest in it until [`Machine::load`].
+    ///
+    /// # Errors
+    /// As [`Vmm::boot`].
+    async fn prepare(
+        &self,
+        spec: &MachineSpec,
+        capture: &CaptureFiles,
+        placement: Placement,
+    ) -> Result<Box<dyn Machine>, VmmError>;
+
     /// Starts a VMM from a capture; the vCPUs are stopped when this returns. The memory image is mapped privately, so
     /// any number of machines share it.
     ///
@@ -184,7 +216,16 @@ pub trait Vmm: Send + Sync + 'static {
         spec: &MachineSpec,
         capture: &CaptureFiles,
         placement: Placement,
-    ) -> Result<Box<dyn Machine>, VmmError>;
+    ) -> Result<Box<dyn Machine>, VmmError> {
+        let machine = self.prepare(spec, capture, placement).await?;
+        match machine.load().await {
+            Ok(()) => Ok(machine),
+            Err(error) => {
+                machine.kill().await?;
+                Err(error)
+            }
+        }
+    }
 
     /// Takes over a VM started by an earlier process of ours. A command left half-done (stopped, not resumed) is
     /// visible through [`Machine::is_running`].
@@ -211,6 +252,13 @@ pub trait Machine: Send + Sync + 'static {
     /// What to journal for a later adoption.
     fn record(&self) -> &ProcessRecord;
 
+    /// Loads the capture that the VMM was prepared for; the vCPUs are stopped when this returns.
+    ///
+    /// # Errors
+    /// When it was not prepared or has loaded before, when the capture does not fit, or when the VMM is gone. The machine
+    /// is of no use then, and is to be killed.
+    async fn load(&self) -> Result<(), VmmError>;
+
     /// Asks the VMM whether the vCPUs run.
     ///
     /// # Errors
@@ -229,11 +277,19 @@ pub trait Machine: Send + Sync + 'static {
     /// When the VMM refuses or is gone.
     async fn stop(&self) -> Result<(), VmmError>;
 
-    /// Writes device state and memory of a **stopped** machine to new files.
+    /// Writes device state and memory of a **stopped** machine to new files. The memory file is whole.
     ///
     /// # Errors
     /// When the machine runs, or a file cannot be written; partial files are removed.
     async fn capture(&self, into: &CaptureFiles) -> Result<CaptureReport, VmmError>;
+
+    /// As [`Machine::capture`], but the memory file has data only where the guest wrote since the base that the report
+    /// names; all else is holes, pages that became zero included among the data. A VMM that keeps a log of writes takes
+    /// the previous capture as the base, one that does not what the machine was started from.
+    ///
+    /// # Errors
+    /// As [`Machine::capture`].
+    async fn capture_changes(&self, into: &CaptureFiles) -> Result<CaptureReport, VmmError>;
 
     /// Ends the VM at once and returns when the process is gone. Ending an ended VM is no error.
     ///

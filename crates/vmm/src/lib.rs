@@ -12,9 +12,10 @@
 
 pub mod driver;
 pub mod probe;
+mod process;
 pub mod qemu;
 
 pub use driver::{
-    BootSource, CaptureFiles, CaptureReport, Exit, ExitCause, Identity, Machine, MachineSpec, Placement,
-    ProcessRecord, Vmm, VmmError,
+    BootSource, CaptureBase, CaptureFiles, CaptureReport, Exit, ExitCause, Identity, Machine, MachineSpec,
+    Placement, ProcessRecord, Vmm, VmmError,
 };

@@ -27,9 +27,9 @@ mod monitor;
 
 use crate::driver::{CaptureFiles, Identity, Machine, MachineSpec, Placement, ProcessRecord, Vmm, VmmError};
 use crate::probe::{Accelerator, Choice, Kvm};
+use crate::process::{self, blocking};
 use async_trait::async_trait;
 use machine::QemuMachine;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -157,17 +157,17 @@ impl Vmm for QemuDriver {
 
     async fn boot(&self, spec: &MachineSpec, placement: Placement) -> Result<Box<dyn Machine>, VmmError> {
         let launched = launch::boot(self, spec, &placement).await?;
-        Ok(Box::new(QemuMachine::start(launched, spec, placement)))
+        Ok(Box::new(QemuMachine::start(launched, spec, placement, None)))
     }
 
-    async fn restore(
+    async fn prepare(
         &self,
         spec: &MachineSpec,
         capture: &CaptureFiles,
         placement: Placement,
     ) -> Result<Box<dyn Machine>, VmmError> {
-        let launched = launch::restore(self, spec, capture, &placement).await?;
-        Ok(Box::new(QemuMachine::start(launched, spec, placement)))
+        let (launched, pending) = launch::prepare(self, spec, capture, &placement).await?;
+        Ok(Box::new(QemuMachine::start(launched, spec, placement, Some(pending))))
     }
 
     async fn adopt(
@@ -177,11 +177,11 @@ impl Vmm for QemuDriver {
         placement: Placement,
     ) -> Result<Box<dyn Machine>, VmmError> {
         let launched = launch::adopt(self, record, &placement).await?;
-        Ok(Box::new(QemuMachine::start(launched, spec, placement)))
+        Ok(Box::new(QemuMachine::start(launched, spec, placement, None)))
     }
 
     async fn reap_strays(&self, prefix: &str, keep: &[String]) -> Result<Vec<String>, VmmError> {
-        let full_prefix = launch::process_name(prefix);
+        let full_prefix = process::process_name(prefix);
         let found = blocking(
             move || aenv_sys::process::find(|name| name.starts_with(&full_prefix)),
             || "cannot list processes".to_owned(),
@@ -189,11 +189,11 @@ impl Vmm for QemuDriver {
         .await?;
         let mut ended = Vec::new();
         for process in found.iter().filter(|process| self.is_ours(process)) {
-            let Some(name) = launch::vm_name(&process.args[0]) else { continue };
+            let Some(name) = process::vm_name(&process.args[0]) else { continue };
             if keep.iter().any(|kept| kept == name) {
                 continue;
             }
-            launch::end_process(process.pid, process.start_time)
+            process::end(process.pid, process.start_time)
                 .await
                 .map_err(|source| VmmError::Io { context: format!("cannot end stray VMM {name}"), source })?;
             tracing::info!(vm = name, pid = process.pid, "ended a stray VMM");
@@ -201,18 +201,6 @@ impl Vmm for QemuDriver {
         }
         Ok(ended)
     }
-}
-
-/// Runs a blocking call on the runtime's threads for such calls.
-async fn blocking<T: Send + 'static>(
-    call: impl FnOnce() -> io::Result<T> + Send + 'static,
-    context: impl FnOnce() -> String,
-) -> Result<T, VmmError> {
-    let result = match tokio::task::spawn_blocking(call).await {
-        Ok(result) => result,
-        Err(error) => Err(io::Error::other(error)),
-    };
-    result.map_err(|source| VmmError::Io { context: context(), source })
 }
 
 async fn ask_version(program: &Path) -> Result<Version, VmmError> {

@@ -22,6 +22,7 @@ use crate::fake_vmm::process::FakeProcess;
 pub enum Operation {
     Boot,
     Restore,
+    Load,
     Adopt,
     Reap,
     IsRunning,

@@ -12,6 +12,9 @@ use tokio::net::TcpStream;
 /// Address of every guest.
 const GUEST: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 21);
 
+/// User of every VMM; no process runs, so nobody minds that it is the same.
+const FAKE_USER: u32 = 1 << 30;
+
 /// The fake slots of a host.
 pub struct FakeSlots {
     host: Arc<FakeHost>,
@@ -28,7 +31,7 @@ impl FakeSlots {
         let netns = Path::new("/fake/netns").join(&name.0);
         let dialer =
             Arc::new(FakeDialer { host: Arc::clone(&self.host), name: name.clone(), netns: netns.clone() });
-        Slot { name, netns, tap: "tap0".to_owned(), guest_address: GUEST, dialer }
+        Slot { name, netns, tap: "tap0".to_owned(), user: FAKE_USER, guest_address: GUEST, dialer }
     }
 
     fn failed(action: &'static str, slot: &str) -> impl FnOnce(String) -> NetworkError {

@@ -6,8 +6,8 @@ pub(crate) mod process;
 
 use crate::fake_host::{FakeHost, Operation};
 use aenv_vmm::{
-    CaptureFiles, CaptureReport, Exit, ExitCause, Identity, Machine, MachineSpec, Placement, ProcessRecord,
-    Vmm, VmmError,
+    CaptureBase, CaptureFiles, CaptureReport, Exit, ExitCause, Identity, Machine, MachineSpec, Placement,
+    ProcessRecord, Vmm, VmmError,
 };
 use async_trait::async_trait;
 use process::FakeProcess;
@@ -84,7 +84,7 @@ impl Vmm for FakeVmm {
         self.start(Operation::Boot, true, placement).await
     }
 
-    async fn restore(
+    async fn prepare(
         &self,
         _spec: &MachineSpec,
         capture: &CaptureFiles,
@@ -171,6 +171,10 @@ impl Machine for FakeMachine {
         self.process.record()
     }
 
+    async fn load(&self) -> Result<(), VmmError> {
+        self.command(Operation::Load, |_| ()).await
+    }
+
     async fn is_running(&self) -> Result<bool, VmmError> {
         let mut running = false;
         self.command(Operation::IsRunning, |process| running = process.is_running()).await?;
@@ -197,12 +201,17 @@ impl Machine for FakeMachine {
         .await?;
         written.map_err(|source| VmmError::Io { context: "writing a fake capture".to_owned(), source })?;
         Ok(CaptureReport {
+            base: CaptureBase::Nothing,
             changed_pages: 1,
             zero_pages: 0,
             state_bytes: 5,
             state_time: Duration::ZERO,
             memory_time: Duration::ZERO,
         })
+    }
+
+    async fn capture_changes(&self, into: &CaptureFiles) -> Result<CaptureReport, VmmError> {
+        Ok(CaptureReport { base: CaptureBase::Start, ..self.capture(into).await? })
     }
 
     async fn kill(&self) -> Result<Exit, VmmError> {

@@ -91,3 +91,16 @@ fn metadata_and_private_addresses_are_blocked_and_public_ones_are_not() {
         assert!(!is_blocked(address), "{address}");
     }
 }
+
+#[test]
+fn every_slot_has_a_user_of_its_own_that_is_no_account() {
+    let mut users = std::collections::BTreeSet::new();
+    for subnet in ["100.64.0.0/20", "100.64.16.0/20", "100.127.240.0/20", "10.0.0.0/24", "192.168.255.0/24"] {
+        let plan = AddressPlan::new(&settings(subnet)).unwrap();
+        for index in 0..plan.capacity() {
+            let user = plan.user(index);
+            assert!(user > 1 << 22 && user < 1 << 31, "{subnet} {index}: {user}");
+            assert!(users.insert(user), "{subnet} {index}: {user} twice");
+        }
+    }
+}

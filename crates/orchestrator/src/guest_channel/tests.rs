@@ -61,6 +61,7 @@ fn dialer(ports: Arc<Ports>) -> GuestDialer {
         name: aenv_network::SlotName("s".to_owned()),
         netns: "/n".into(),
         tap: "tap0".to_owned(),
+        user: 1 << 30,
         guest_address: Ipv4Addr::new(169, 254, 0, 21),
         dialer: ports,
     })

@@ -8,7 +8,7 @@
 //! mapping    [ A ][ b'][ c'][ 0 ]  changed: b' c' 0 ─▶ [ A ][ b'][ c'][   ]   new image; zero pages are holes
 //! ```
 
-use crate::driver::{CaptureFiles, CaptureReport, VmmError};
+use crate::driver::{CaptureBase, CaptureFiles, CaptureReport, VmmError};
 use aenv_sys::file::{ReflinkError, data_extents, punch_hole, reflink};
 use aenv_sys::memory::{self, FileMapping, PAGE_SIZE};
 use std::fs::{File, OpenOptions, Permissions};
@@ -65,18 +65,28 @@ fn failed(path: &Path, source: io::Error) -> VmmError {
     VmmError::Io { context: format!("cannot write capture {}", path.display()), source }
 }
 
+/// What the memory file is to hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Content {
+    /// All of the memory.
+    Whole,
+    /// The pages that the guest wrote since the machine was started.
+    Changes,
+}
+
 /// Adds the memory to a capture whose device state is written.
 pub(super) async fn finish(
     partial: Arc<PartialFiles>,
     pid: u32,
     memory_bytes: u64,
+    content: Content,
     state_time: Duration,
 ) -> Result<CaptureReport, VmmError> {
     let started = Instant::now();
     let writer = Arc::clone(&partial);
     let write = move || -> io::Result<(u64, Counts)> {
         let state_bytes = std::fs::metadata(&writer.files.state)?.len();
-        let counts = write_memory(pid, memory_bytes, &writer.files.memory)?;
+        let counts = write_memory(pid, memory_bytes, content, &writer.files.memory)?;
         let read_only = Permissions::from_mode(0o444);
         std::fs::set_permissions(&writer.files.state, read_only.clone())?;
         std::fs::set_permissions(&writer.files.memory, read_only)?;
@@ -86,7 +96,12 @@ pub(super) async fn finish(
         tokio::task::spawn_blocking(write).await.unwrap_or_else(|error| Err(io::Error::other(error)));
     let (state_bytes, counts) = written.map_err(|source| failed(&partial.files.memory, source))?;
     partial.complete.store(true, Ordering::Relaxed);
+    let base = match content {
+        Content::Whole => CaptureBase::Nothing,
+        Content::Changes => CaptureBase::Start,
+    };
     Ok(CaptureReport {
+        base,
         changed_pages: counts.changed_pages,
         zero_pages: counts.zero_pages,
         state_bytes,
@@ -101,12 +116,18 @@ struct Counts {
     zero_pages: u64,
 }
 
-fn write_memory(pid: u32, memory_bytes: u64, path: &Path) -> io::Result<Counts> {
+fn write_memory(pid: u32, memory_bytes: u64, content: Content, path: &Path) -> io::Result<Counts> {
     let mappings = guest_memory(memory::file_mappings(pid)?, memory_bytes)?;
     let image = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
     let base = memory::open_mapped_file(pid, &mappings[0])?;
     let base_is_empty = data_extents(&base)?.is_empty();
-    if base_is_empty {
+    let zeros = match content {
+        // Over the base a hole would say that the page is unchanged.
+        Content::Changes => Zeros::Write,
+        Content::Whole if base_is_empty => Zeros::Leave,
+        Content::Whole => Zeros::Punch,
+    };
+    if base_is_empty || content == Content::Changes {
         image.set_len(memory_bytes)?;
     } else {
         reflink(&base, &image, path).map_err(|error| match error {
@@ -130,7 +151,7 @@ fn write_memory(pid: u32, memory_bytes: u64, path: &Path) -> io::Result<Counts> 
                     rest.split_at(usize::try_from(run.end - run.start).map_err(io::Error::other)?);
                 rest = behind;
                 let offset = run.start - mapping.addresses.start + mapping.offset;
-                write_run(&image, offset, content, !base_is_empty, &mut counts)?;
+                write_run(&image, offset, content, zeros, &mut counts)?;
             }
         }
     }
@@ -180,8 +201,19 @@ fn batches(runs: &[Range<u64>]) -> Vec<Vec<Range<u64>>> {
     batches
 }
 
-/// Writes consecutive pages: data as data, zeros as holes (which they are already unless the base had data there).
-fn write_run(image: &File, offset: u64, content: &[u8], punch: bool, counts: &mut Counts) -> io::Result<()> {
+/// What becomes of pages that are all zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Zeros {
+    /// They are holes already.
+    Leave,
+    /// The base may have data there.
+    Punch,
+    /// They are data like any other.
+    Write,
+}
+
+/// Writes consecutive pages, those that are zero as `zeros` says.
+fn write_run(image: &File, offset: u64, content: &[u8], zeros: Zeros, counts: &mut Counts) -> io::Result<()> {
     let page_bytes = usize::try_from(PAGE_SIZE).map_err(io::Error::other)?;
     let pages: Vec<(&[u8], bool)> =
         content.chunks(page_bytes).map(|page| (page, memory::is_zero(page))).collect();
@@ -190,13 +222,13 @@ fn write_run(image: &File, offset: u64, content: &[u8], punch: bool, counts: &mu
         let (zero, bytes) = (group[0].1, group.len() * page_bytes);
         let at = offset + position as u64;
         counts.changed_pages += group.len() as u64;
-        if !zero {
-            image.write_all_at(&content[position..position + bytes], at)?;
-        } else {
+        if zero {
             counts.zero_pages += group.len() as u64;
-            if punch {
-                punch_hole(image, at..at + bytes as u64)?;
-            }
+        }
+        match zeros {
+            Zeros::Leave if zero => {}
+            Zeros::Punch if zero => punch_hole(image, at..at + bytes as u64)?,
+            _ => image.write_all_at(&content[position..position + bytes], at)?,
         }
         position += bytes;
     }

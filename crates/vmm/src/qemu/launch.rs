@@ -3,12 +3,13 @@
 //! Owns a process only until the machine takes it over: a dropped future ends what it started. The monitor's socket is
 //! made and listening before the process starts and is inherited by it, so connecting needs no retry.
 
+use super::QemuDriver;
 use super::command_line::{CommandLine, Start};
 use super::ending::last_lines;
 use super::monitor::{Event, Monitor, MonitorError};
-use super::{QemuDriver, blocking};
 use crate::driver::{CaptureFiles, MachineSpec, Placement, ProcessRecord, VmmError};
-use aenv_sys::process::{Detached, Ended, PidFd};
+use crate::process::{OwnedProcess, blocking};
+use aenv_sys::process::{Detached, PidFd};
 use serde_json::json;
 use std::fs::File;
 use std::io;
@@ -18,21 +19,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::broadcast;
 
-const PROCESS_PREFIX: &str = "aenv-";
 const MONITOR_SOCKET: &str = "monitor.sock";
 const LOG: &str = "vmm.log";
 /// What a booted guest's memory is a private mapping of: an empty sparse file.
 const BOOT_MEMORY: &str = "boot-memory";
-
-/// Name of a VM's process in the process list.
-pub(super) fn process_name(vm_name: &str) -> String {
-    format!("{PROCESS_PREFIX}{vm_name}")
-}
-
-/// The reverse of [`process_name`].
-pub(super) fn vm_name(process_name: &str) -> Option<&str> {
-    process_name.strip_prefix(PROCESS_PREFIX)
-}
 
 /// The log of a VM, for evidence.
 pub(super) fn log_path(placement: &Placement) -> PathBuf {
@@ -47,58 +37,16 @@ pub(super) fn scratch_files(placement: &Placement) -> [PathBuf; 2] {
 /// A process we are connected to. Ends the process when dropped, unless it is to be kept.
 #[derive(Debug)]
 pub(super) struct Launched {
-    process: Process,
+    process: OwnedProcess,
     monitor: Monitor,
     record: ProcessRecord,
 }
 
 impl Launched {
     /// Hands the parts over to who looks after the VM from now on. Dropping them leaves the process alone.
-    pub(super) fn into_parts(mut self) -> (Arc<PidFd>, Monitor, ProcessRecord) {
-        self.process.kill_on_drop = false;
-        (Arc::clone(&self.process.handle), self.monitor, self.record)
+    pub(super) fn into_parts(self) -> (Arc<PidFd>, Monitor, ProcessRecord) {
+        (self.process.release(), self.monitor, self.record)
     }
-}
-
-#[derive(Debug)]
-struct Process {
-    handle: Arc<PidFd>,
-    kill_on_drop: bool,
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        if !self.kill_on_drop {
-            return;
-        }
-        let handle = Arc::clone(&self.handle);
-        if let Err(error) = handle.kill() {
-            tracing::error!(pid = handle.pid(), %error, "cannot end a VMM whose start was given up");
-        }
-        // Its entry in the process table goes as soon as it has ended; without a runtime, with us.
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move {
-                if let Err(error) = wait_and_reap(&handle).await {
-                    tracing::error!(pid = handle.pid(), %error, "cannot wait for a VMM whose start was given up");
-                }
-            });
-        }
-    }
-}
-
-async fn wait_and_reap(process: &PidFd) -> io::Result<Option<Ended>> {
-    process.exited().await?;
-    process.reap()
-}
-
-/// Kills a process known by number and start time, and returns when it is gone.
-pub(super) async fn end_process(pid: u32, start_time: u64) -> io::Result<()> {
-    let process = match PidFd::open(pid, Some(start_time)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        opened => opened?,
-    };
-    process.kill()?;
-    wait_and_reap(&process).await.map(drop)
 }
 
 /// Starts a process that boots its guest.
@@ -114,21 +62,27 @@ pub(super) async fn boot(
     start(driver, spec, placement, &memory, Start::Boot, None).await
 }
 
-/// Starts a process and loads a capture into it; its vCPUs are stopped.
-pub(super) async fn restore(
+/// Device state that a process inherited and is to load.
+#[derive(Debug)]
+pub(super) struct Pending {
+    /// Number of the descriptor in the process.
+    fd: i32,
+}
+
+/// Starts a process that is ready to load a capture; its vCPUs are stopped.
+pub(super) async fn prepare(
     driver: &QemuDriver,
     spec: &MachineSpec,
     capture: &CaptureFiles,
     placement: &Placement,
-) -> Result<Launched, VmmError> {
+) -> Result<(Launched, Pending), VmmError> {
     let (files, bytes) = (capture.clone(), spec.memory_mib << 20);
     let context =
         || format!("cannot read capture {} and {}", capture.state.display(), capture.memory.display());
     let state = blocking(move || open_capture(&files, bytes), context).await?;
-    let state_fd = state.as_raw_fd();
+    let pending = Pending { fd: state.as_raw_fd() };
     let launched = start(driver, spec, placement, &capture.memory, Start::Restore, Some(state)).await?;
-    load_state(driver, &launched, &placement.name, state_fd).await?;
-    Ok(launched)
+    Ok((launched, pending))
 }
 
 /// Checks the memory image and puts the device state into a pipe, from which every version of QEMU can load it.
@@ -147,27 +101,33 @@ fn open_capture(capture: &CaptureFiles, memory_bytes: u64) -> io::Result<OwnedFd
     Ok(reader)
 }
 
-async fn load_state(driver: &QemuDriver, launched: &Launched, name: &str, fd: i32) -> Result<(), VmmError> {
+/// Has a prepared process load what it inherited.
+pub(super) async fn load_state(
+    pending: Pending,
+    placement: &Placement,
+    monitor: &Monitor,
+    process: &PidFd,
+) -> Result<(), VmmError> {
+    let Pending { fd } = pending;
+    let name = &placement.name;
     let failed = |error: MonitorError| command_error(name, "restore", error);
-    let monitor = &launched.monitor;
     let mut events = monitor.subscribe();
     let capability = json!({"capabilities": [{"capability": "events", "state": true}]});
     monitor.execute("migrate-set-capabilities", capability).await.map_err(failed)?;
     monitor.execute("migrate-incoming", json!({"uri": format!("fd:{fd}")})).await.map_err(failed)?;
-    let limit = driver.settings.command_limit;
+    let limit = monitor.command_limit();
     let loaded = async {
         tokio::select! {
             outcome = migration_outcome(&mut events) => outcome,
-            _ = launched.process.handle.exited() => Err("the VMM ended".to_owned()),
+            _ = process.exited() => Err("the VMM ended".to_owned()),
         }
     };
     let outcome = tokio::time::timeout(limit, loaded).await;
     let outcome = outcome.map_err(|_| failed(MonitorError::Timeout(limit)))?;
     let refused =
-        |reason: String| VmmError::Command { name: name.to_owned(), command: "restore".to_owned(), reason };
+        |reason: String| VmmError::Command { name: name.clone(), command: "restore".to_owned(), reason };
     let log = || {
-        std::fs::read_to_string(launched_log(&launched.record))
-            .map_or_else(|_| String::new(), |log| last_lines(&log))
+        std::fs::read_to_string(log_path(placement)).map_or_else(|_| String::new(), |log| last_lines(&log))
     };
     outcome.map_err(|reason| refused(format!("{reason}: {}", log())))?;
     let status = monitor.execute("query-status", json!({})).await.map_err(failed)?;
@@ -175,10 +135,6 @@ async fn load_state(driver: &QemuDriver, launched: &Launched, name: &str, fd: i3
         Some("paused") => Ok(()),
         other => Err(refused(format!("the VM is {} after the load: {}", other.unwrap_or("unknown"), log()))),
     }
-}
-
-fn launched_log(record: &ProcessRecord) -> PathBuf {
-    record.control_socket.with_file_name(LOG)
 }
 
 /// Waits until QEMU says that the incoming migration is complete.
@@ -209,7 +165,7 @@ async fn start(
 ) -> Result<Launched, VmmError> {
     let socket = placement.run_dir.join(MONITOR_SOCKET);
     let program = driver.settings.program.clone();
-    let process_name = process_name(&placement.name);
+    let process_name = crate::process::process_name(&placement.name);
     let (driver_copy, spec, placed, memory) =
         (driver.clone(), spec.clone(), placement.clone(), memory.to_owned());
     // Returns the owner of the process, so that one that is started for nobody is ended.
@@ -242,7 +198,7 @@ async fn start(
         };
         let process = process.spawn()?;
         let pid = process.pid();
-        let owner = Process { handle: Arc::new(process), kill_on_drop: true };
+        let owner = OwnedProcess::new(process);
         Ok((owner, aenv_sys::process::start_time(pid)?, pid))
     };
     let start_error = |reason: String| VmmError::Start { program: program.display().to_string(), reason };
@@ -276,10 +232,10 @@ pub(super) async fn adopt(
             source,
         })?,
     };
-    let process = Process { handle: Arc::new(handle), kill_on_drop: false };
+    let process = OwnedProcess::foreign(handle);
     match connect(driver, &record.control_socket).await {
         Ok(monitor) => Ok(Launched { process, monitor, record: record.clone() }),
-        Err(_) if process.handle.has_exited().unwrap_or(false) => {
+        Err(_) if process.handle().has_exited().unwrap_or(false) => {
             Err(gone("it ended while it was being taken over".to_owned()))
         }
         Err(error) => Err(command_error(name, "adopt", error)),

@@ -7,10 +7,10 @@
 //!           SHUTDOWN event, or a run state that is final ─▶ read console, kill, wait ─▶ the same
 //! ```
 
-use super::capture;
+use super::capture::{self, Content};
 use super::command_line::{CONSOLE, CONSOLE_BYTES};
 use super::ending::{Evidence, Stopped};
-use super::launch::{self, Launched};
+use super::launch::{self, Launched, Pending};
 use super::monitor::{Event, Monitor, MonitorError};
 use crate::driver::{
     CaptureFiles, CaptureReport, Exit, ExitCause, Machine, MachineSpec, Placement, ProcessRecord, VmmError,
@@ -21,8 +21,8 @@ use base64::Engine;
 use serde_json::{Value, json};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{broadcast, watch};
 use tokio_util::task::AbortOnDropHandle;
@@ -39,6 +39,8 @@ const KILL_LIMIT: Duration = Duration::from_secs(30);
 pub(super) struct QemuMachine {
     shared: Arc<Shared>,
     memory_bytes: u64,
+    /// What a prepared process is to load, until it does.
+    pending: Mutex<Option<Pending>>,
     exit: watch::Receiver<Option<Exit>>,
     _watcher: AbortOnDropHandle<()>,
 }
@@ -54,13 +56,20 @@ struct Shared {
 
 impl QemuMachine {
     /// Takes over a launched process.
-    pub(super) fn start(launched: Launched, spec: &MachineSpec, placement: Placement) -> Self {
+    pub(super) fn start(
+        launched: Launched,
+        spec: &MachineSpec,
+        placement: Placement,
+        pending: Option<Pending>,
+    ) -> Self {
         let (process, monitor, record) = launched.into_parts();
         let kill_requested = AtomicBool::new(false);
         let shared = Arc::new(Shared { placement, record, process, monitor, kill_requested });
         let (sender, exit) = watch::channel(None);
         let watcher = tokio::spawn(Arc::clone(&shared).watch(sender));
-        Self { shared, memory_bytes: spec.memory_mib << 20, exit, _watcher: AbortOnDropHandle::new(watcher) }
+        let watcher = AbortOnDropHandle::new(watcher);
+        let (memory_bytes, pending) = (spec.memory_mib << 20, Mutex::new(pending));
+        Self { shared, memory_bytes, pending, exit, _watcher: watcher }
     }
 
     async fn execute(&self, command: &str, arguments: Value) -> Result<Value, VmmError> {
@@ -76,6 +85,19 @@ impl QemuMachine {
             }
             Err(error) => Err(launch::command_error(name, command, error)),
         }
+    }
+
+    async fn write(&self, into: &CaptureFiles, content: Content) -> Result<CaptureReport, VmmError> {
+        if self.is_running().await? {
+            return Err(self.refused("capture", "the machine runs: stop it first"));
+        }
+        let partial = capture::PartialFiles::begin(into)?;
+        let started = std::time::Instant::now();
+        let path = into.state.to_str().ok_or_else(|| self.refused("capture", "a path is not UTF-8"))?;
+        // Made for Xen, but not bound to it: device state of a stopped machine without its memory.
+        self.execute("xen-save-devices-state", json!({"filename": path, "live": false})).await?;
+        let state_time = started.elapsed();
+        capture::finish(partial, self.shared.record.pid, self.memory_bytes, content, state_time).await
     }
 
     fn refused(&self, command: &str, reason: &str) -> VmmError {
@@ -103,17 +125,21 @@ impl Machine for QemuMachine {
         self.execute("stop", json!({})).await.map(drop)
     }
 
+    async fn load(&self) -> Result<(), VmmError> {
+        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(pending) = pending else {
+            return Err(self.refused("load", "it was not prepared for a capture, or has loaded it"));
+        };
+        let Shared { placement, monitor, process, .. } = &*self.shared;
+        launch::load_state(pending, placement, monitor, process).await
+    }
+
     async fn capture(&self, into: &CaptureFiles) -> Result<CaptureReport, VmmError> {
-        if self.is_running().await? {
-            return Err(self.refused("capture", "the machine runs: stop it first"));
-        }
-        let partial = capture::PartialFiles::begin(into)?;
-        let started = std::time::Instant::now();
-        let path = into.state.to_str().ok_or_else(|| self.refused("capture", "a path is not UTF-8"))?;
-        // Made for Xen, but not bound to it: device state of a stopped machine without its memory.
-        self.execute("xen-save-devices-state", json!({"filename": path, "live": false})).await?;
-        let state_time = started.elapsed();
-        capture::finish(partial, self.shared.record.pid, self.memory_bytes, state_time).await
+        self.write(into, Content::Whole).await
+    }
+
+    async fn capture_changes(&self, into: &CaptureFiles) -> Result<CaptureReport, VmmError> {
+        self.write(into, Content::Changes).await
     }
 
     async fn kill(&self) -> Result<Exit, VmmError> {

@@ -103,6 +103,11 @@ pub(super) struct Monitor {
 }
 
 impl Monitor {
+    /// The limit of each command.
+    pub(super) fn command_limit(&self) -> Duration {
+        self.limit
+    }
+
     /// Connects and negotiates; `start_limit` bounds that, `limit` each command later.
     pub(super) async fn connect(
         path: &Path,

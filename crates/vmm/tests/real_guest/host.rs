@@ -13,6 +13,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Port of the guest daemon.
@@ -55,6 +56,7 @@ pub(crate) struct Host {
     boot: BootSource,
     data: PathBuf,
     mounted: bool,
+    next_user: AtomicU32,
     _directory: tempfile::TempDir,
 }
 
@@ -91,7 +93,9 @@ impl Host {
         }
         let prefix = format!("t{letter}{}-", std::process::id());
         let spec = MachineSpec { vcpus: 2, memory_mib: 512 };
-        Self { driver, spec, prefix, boot, data, mounted, _directory: directory }
+        // Apart from those of other tests, which run at the same time in processes of their own.
+        let next_user = AtomicU32::new(700_000_000 + std::process::id() * 16);
+        Self { driver, spec, prefix, boot, data, mounted, next_user, _directory: directory }
     }
 
     /// Name prefix of all its VMs.
@@ -197,6 +201,7 @@ pub(crate) struct Slot {
     namespace: NetworkNamespace,
     disk: PathBuf,
     boot: BootSource,
+    user: u32,
 }
 
 impl Slot {
@@ -206,13 +211,14 @@ impl Slot {
         std::fs::create_dir(&directory).unwrap();
         let netns = host.path(&format!("netns-{name}"));
         let namespace = NetworkNamespace::create_pinned(&netns).unwrap();
+        let user = host.next_user.fetch_add(1, Ordering::Relaxed);
         let network = || {
-            aenv_sys::tap::create_persistent("tap0", None).unwrap();
+            aenv_sys::tap::create_persistent("tap0", Some(user)).unwrap();
             run("sh", &["-ec", NETWORK]);
         };
         namespace.run(network).unwrap();
         let disk = host.path(&format!("disk-{name}"));
-        Self { name, directory, netns, namespace, disk, boot: host.boot.clone() }
+        Self { name, directory, netns, namespace, disk, boot: host.boot.clone(), user }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -227,6 +233,7 @@ impl Slot {
             tap: "tap0".to_owned(),
             disk: self.disk.clone(),
             boot: self.boot.clone(),
+            user: self.user,
         }
     }
 

@@ -29,18 +29,23 @@ fn guest_memory_is_the_file_that_covers_it() {
 }
 
 #[test]
-fn zero_pages_become_holes() {
+fn zero_pages_become_holes_in_a_whole_image_and_data_among_changes() {
     let image = tempfile::tempfile().unwrap();
     image.write_all_at(&[9; 5 * 4096], 0).unwrap();
     let mut content = vec![0; 4 * 4096];
     content[4096] = 1;
     let mut counts = Counts::default();
-    write_run(&image, 4096, &content, true, &mut counts).unwrap();
+    write_run(&image, 4096, &content, Zeros::Punch, &mut counts).unwrap();
     assert_eq!(counts, Counts { changed_pages: 4, zero_pages: 3 });
     assert_eq!(data_extents(&image).unwrap(), [0..4096, 8192..12288]);
     let mut got = vec![0; 4 * 4096];
     image.read_exact_at(&mut got, 4096).unwrap();
     assert_eq!(got, content);
+
+    let changes = tempfile::tempfile().unwrap();
+    changes.set_len(8 * 4096).unwrap();
+    write_run(&changes, 4096, &content, Zeros::Write, &mut counts).unwrap();
+    assert_eq!(data_extents(&changes).unwrap(), [4096..5 * 4096]);
 }
 
 #[test]

@@ -13,6 +13,7 @@ fn placement() -> Placement {
             kernel: PathBuf::from("/guest/vmlinuz"),
             initramfs: PathBuf::from("/guest/initramfs"),
         },
+        user: 900_000_001,
     }
 }
 
