@@ -3,14 +3,18 @@
 //! Owns nothing beyond the descriptors of [`PidFd`]. A spawned process is *detached*: it has a session of its own, no
 //! signal of ours reaches it unless sent through its handle, and it goes on when we end. Nothing here polls.
 
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use rustix::io::{Errno, FdFlags};
+mod detached;
+mod isolation;
+
+pub use detached::Detached;
+pub use isolation::{Access, Isolation, JailStep};
+pub use rustix::process::Resource;
+
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
-use std::fs::File;
 use std::io;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
 use tokio::io::unix::AsyncFd;
 
 /// Where a program without a slash in its name is searched for.
@@ -49,6 +53,10 @@ impl PidFd {
         {
             return Err(gone(pid));
         }
+        Self::from_descriptor(pid, fd)
+    }
+
+    fn from_descriptor(pid: u32, fd: OwnedFd) -> io::Result<Self> {
         // SAFETY: an `OwnedFd` stays open, under the same number, until the `AsyncFd` that owns it is dropped.
         let fd = unsafe { AsyncFd::register_with_interest(fd, tokio::io::Interest::READABLE) }?;
         Ok(Self { pid, fd })
@@ -138,78 +146,6 @@ fn parse_start_time(stat: &str) -> Option<u64> {
     rest.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// What a detached process is started with.
-#[derive(Debug)]
-pub struct Detached<'a> {
-    /// Program file; a name without a slash is searched for in [`SEARCH_PATH`].
-    pub program: &'a Path,
-    /// First element of its argument list, as the process list shows it.
-    pub arg0: &'a str,
-    /// The other arguments.
-    pub args: &'a [String],
-    /// Working directory.
-    pub directory: &'a Path,
-    /// Network namespace it is placed in before it starts; the caller's when absent.
-    pub netns: Option<BorrowedFd<'a>>,
-    /// Where its standard output and error go.
-    pub log: File,
-    /// Descriptors it inherits under the numbers they have here; all others are closed.
-    pub inherit: &'a [BorrowedFd<'a>],
-    /// Preference of the host's OOM killer, -1000 to 1000; the caller's when absent.
-    pub oom_score_adj: Option<i16>,
-}
-
-impl Detached<'_> {
-    /// Starts the process. Its standard input is `/dev/null`; of the environment it gets [`SEARCH_PATH`] alone, so that
-    /// secrets of ours stay with us.
-    ///
-    /// # Errors
-    /// When the program cannot be executed or the namespace not be entered; nothing is left behind.
-    pub fn spawn(self) -> io::Result<PidFd> {
-        let log = self.log.try_clone()?;
-        let mut command = Command::new(self.program);
-        command.arg0(self.arg0).args(self.args).current_dir(self.directory);
-        command.stdin(Stdio::null()).stdout(self.log).stderr(log).env_clear().env("PATH", SEARCH_PATH);
-        let inherit: Vec<RawFd> = self.inherit.iter().map(AsRawFd::as_raw_fd).collect();
-        let netns = self.netns.map(|fd| fd.as_raw_fd());
-        let oom_score = self.oom_score_adj.map(|score| score.to_string());
-        let prepare = move || prepare_child(&inherit, netns, oom_score.as_deref());
-        // SAFETY: `prepare_child` makes system calls only; it neither allocates nor takes locks, as must be between fork
-        // and exec. The raw descriptors it gets are borrowed for longer than this function.
-        unsafe { command.pre_exec(prepare) };
-        let child = command.spawn()?;
-        // Its handle is opened before anybody could reap it, so the number is still its own.
-        let opened = PidFd::open(child.id(), None);
-        if opened.is_err() {
-            let mut child = child;
-            child.kill()?;
-            child.wait()?;
-        }
-        opened
-    }
-}
-
-fn prepare_child(inherit: &[RawFd], netns: Option<RawFd>, oom_score: Option<&str>) -> io::Result<()> {
-    rustix::process::setsid()?;
-    if let Some(netns) = netns {
-        // SAFETY: moves the one thread of the child; the descriptor is borrowed for longer than the spawn.
-        if unsafe { libc::setns(netns, libc::CLONE_NEWNET) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    if let Some(score) = oom_score {
-        let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CLOEXEC;
-        let file = rustix::fs::open(c"/proc/self/oom_score_adj", flags, rustix::fs::Mode::empty())?;
-        rustix::io::write(&file, score.as_bytes())?;
-    }
-    for fd in inherit {
-        // SAFETY: borrowed by `Detached::inherit`, which outlives the spawn.
-        let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
-        rustix::io::fcntl_setfd(fd, FdFlags::empty())?;
-    }
-    Ok(())
-}
-
 /// One process as [`find`] saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
@@ -223,11 +159,11 @@ pub struct Found {
     pub args: Vec<String>,
 }
 
-/// All processes whose first argument (the name they were started under) satisfies `matches`.
+/// All processes whose argument list, the name they were started under first, satisfies `matches`.
 ///
 /// # Errors
 /// When `/proc` cannot be listed. Processes that end meanwhile are left out.
-pub fn find(matches: impl Fn(&str) -> bool) -> io::Result<Vec<Found>> {
+pub fn find(matches: impl Fn(&[String]) -> bool) -> io::Result<Vec<Found>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
@@ -235,7 +171,7 @@ pub fn find(matches: impl Fn(&str) -> bool) -> io::Result<Vec<Found>> {
         };
         let Ok(raw) = std::fs::read(format!("/proc/{pid}/cmdline")) else { continue };
         let args = split_args(&raw);
-        if !args.first().is_some_and(|name| matches(name)) {
+        if args.is_empty() || !matches(&args) {
             continue;
         }
         // An error here means that the process ended since, or is a zombie, which has no program any more.

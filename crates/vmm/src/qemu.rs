@@ -183,7 +183,7 @@ impl Vmm for QemuDriver {
     async fn reap_strays(&self, prefix: &str, keep: &[String]) -> Result<Vec<String>, VmmError> {
         let full_prefix = process::process_name(prefix);
         let found = blocking(
-            move || aenv_sys::process::find(|name| name.starts_with(&full_prefix)),
+            move || aenv_sys::process::find(|args| args[0].starts_with(&full_prefix)),
             || "cannot list processes".to_owned(),
         )
         .await?;

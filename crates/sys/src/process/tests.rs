@@ -1,14 +1,29 @@
 use super::*;
+use rustix::fd::{AsRawFd, BorrowedFd};
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 fn spawn(directory: &Path, arg0: &str, script: &str, inherit: &[BorrowedFd<'_>]) -> PidFd {
     let args = ["-c".to_owned(), script.to_owned()];
     let log = File::create(directory.join("log")).unwrap();
     let program = Path::new("/bin/sh");
     let oom_score_adj = Some(500);
-    Detached { program, arg0, args: &args, directory, netns: None, log, inherit, oom_score_adj }
-        .spawn()
-        .unwrap()
+    let isolation = Isolation::default();
+    Detached {
+        program,
+        arg0,
+        args: &args,
+        directory,
+        netns: None,
+        log,
+        inherit,
+        oom_score_adj,
+        cgroup: None,
+        isolation,
+    }
+    .spawn()
+    .unwrap()
 }
 
 #[test]
@@ -63,7 +78,7 @@ async fn a_process_is_found_by_name_killed_and_never_mistaken() {
     // Between fork and exec a child still shows the arguments of its parent: so ours may be missing at first, and the
     // shell's may show twice.
     let found = loop {
-        let found = find(|arg0| arg0 == name).unwrap();
+        let found = find(|args| args[0] == name).unwrap();
         if let Some(found) = found.into_iter().find(|found| found.pid == process.pid()) {
             break found;
         }

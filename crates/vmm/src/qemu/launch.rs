@@ -9,7 +9,7 @@ use super::ending::last_lines;
 use super::monitor::{Event, Monitor, MonitorError};
 use crate::driver::{CaptureFiles, MachineSpec, Placement, ProcessRecord, VmmError};
 use crate::process::{OwnedProcess, blocking};
-use aenv_sys::process::{Detached, PidFd};
+use aenv_sys::process::{Detached, Isolation, PidFd};
 use serde_json::json;
 use std::fs::File;
 use std::io;
@@ -195,6 +195,8 @@ async fn start(
             log: File::create(log_path(&placed))?,
             inherit: &inherited,
             oom_score_adj: Some(driver_copy.settings.oom_score_adj),
+            cgroup: None,
+            isolation: Isolation::default(),
         };
         let process = process.spawn()?;
         let pid = process.pid();

@@ -165,7 +165,7 @@ impl Host {
 
     fn processes(&self) -> Vec<process::Found> {
         let prefix = format!("aenv-{}", self.prefix);
-        process::find(|name| name.starts_with(&prefix)).unwrap()
+        process::find(|args| args[0].starts_with(&prefix)).unwrap()
     }
 
     pub(crate) async fn until_no_process_is_left(&self, patience: Duration) {
