@@ -60,7 +60,7 @@ async fn examine(options: &DoctorOptions) -> Result<Report> {
 }
 
 async fn vmm_checks(options: &DoctorOptions) -> Vec<Check> {
-    let vmm = match driver(&options.instance.vmm).await {
+    let vmm = match driver(&options.instance).await {
         Ok(vmm) => vmm,
         Err(error) => {
             return vec![missing(

@@ -16,7 +16,7 @@ pub(crate) async fn purge(options: &Instance) -> Result<()> {
         true => Some(hold_data_dir(&options.data_dir)?),
         false => None,
     };
-    let vmm = driver(&options.vmm).await?;
+    let vmm = driver(options).await?;
     let ended =
         vmm.reap_strays(&format!("{}-", options.instance), &[]).await.context("cannot end the VMs")?;
     for name in ended {

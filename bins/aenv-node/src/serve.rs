@@ -4,7 +4,7 @@
 //! log ─▶ port bound ─▶ VMM driver ─▶ networks ─▶ orchestrator (adopts, sweeps) ─▶ HTTP … signal ─▶ HTTP ─▶ orchestrator ─▶ networks
 //! ```
 
-use crate::arguments::{LogFormat, ServeOptions, VmmOptions};
+use crate::arguments::{Instance, LogFormat, ServeOptions};
 use aenv_api::{ApiKey, Server};
 use aenv_network::{LinuxSlots, SlotSettings};
 use aenv_orchestrator::{GuestArtifacts, Orchestrator, Parts, Settings, host_boot_id};
@@ -30,7 +30,7 @@ pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
         format!("cannot listen on {}: choose another address with --listen", options.listen)
     })?;
 
-    let vmm = driver(&options.instance.vmm).await?;
+    let vmm = driver(&options.instance).await?;
     let choice = vmm.choice();
     tracing::info!(identity = ?vmm.identity(), reason = %choice.reason, "VMM driver");
     let slots = LinuxSlots::start(slot_settings(&options)).await.context("cannot prepare networks")?;
@@ -62,12 +62,13 @@ pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
 }
 
 /// The VMM driver of this machine.
-pub(crate) async fn driver(options: &VmmOptions) -> Result<QemuDriver> {
+pub(crate) async fn driver(options: &Instance) -> Result<QemuDriver> {
+    let vmm = &options.vmm;
     let settings = qemu::Settings {
-        program: options.qemu.clone(),
-        accelerator: options.accelerator.forced(),
-        cpu_model: options.cpu_model.clone(),
-        ..qemu::Settings::default()
+        program: vmm.qemu.clone(),
+        accelerator: vmm.accelerator.forced(),
+        cpu_model: vmm.cpu_model.clone(),
+        ..qemu::Settings::new(options.data_dir.join("vmm"))
     };
     QemuDriver::detect(settings).await.context("cannot use QEMU; `aenv doctor` says more")
 }

@@ -13,6 +13,8 @@
 //! |---|---|
 //! | `command_line` | the arguments, a pure function: boot and restore must have the same devices in the same order |
 //! | `monitor` | the QMP connection |
+//! | `program_tree` | a root directory with QEMU and nothing else |
+//! | `jail` | what one process sees, and may do |
 //! | `launch` | start a process and connect, or leave nothing |
 //! | `machine` | one live VM: commands, and the task that sees it end |
 //! | `capture` | write memory and device state of a stopped VM |
@@ -21,17 +23,22 @@
 mod capture;
 mod command_line;
 mod ending;
+mod jail;
 mod launch;
 mod machine;
 mod monitor;
+mod program_tree;
 
 use crate::driver::{CaptureFiles, Identity, Machine, MachineSpec, Placement, ProcessRecord, Vmm, VmmError};
 use crate::probe::{Accelerator, Choice, Kvm};
 use crate::process::{self, blocking};
 use async_trait::async_trait;
 use machine::QemuMachine;
+use program_tree::ProgramTree;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::OnceCell;
 
 /// The oldest version the driver is made for.
 const OLDEST_VERSION: Version = Version(7, 2, 0);
@@ -48,6 +55,9 @@ pub struct Settings {
     pub accelerator: Option<Accelerator>,
     /// CPU model and flags in QEMU's words instead of the built-in choice. Captures are bound to it.
     pub cpu_model: Option<String>,
+    /// Directory for the root file systems of VMM processes: on a file system where devices are of no concern, readable
+    /// by every user once reached. Filled at the first start.
+    pub program_trees: PathBuf,
     /// Preference of the host's OOM killer for VMM processes.
     pub oom_score_adj: i16,
     /// Longest time from the start of the process to its first answer.
@@ -56,10 +66,13 @@ pub struct Settings {
     pub command_limit: Duration,
 }
 
-impl Default for Settings {
-    fn default() -> Self {
+impl Settings {
+    /// Settings with the default of everything that has one.
+    #[must_use]
+    pub fn new(program_trees: PathBuf) -> Self {
         Self {
             program: PathBuf::from("qemu-system-x86_64"),
+            program_trees,
             accelerator: None,
             cpu_model: None,
             // A VMM is what should go when the host runs out of memory, before the node that can tell why.
@@ -88,6 +101,8 @@ pub struct QemuDriver {
     choice: Choice,
     identity: Identity,
     tsc_khz: Option<u64>,
+    /// Made at the first start of a VM.
+    tree: Arc<OnceCell<Arc<ProgramTree>>>,
 }
 
 impl QemuDriver {
@@ -125,7 +140,7 @@ impl QemuDriver {
             accelerator: choice.accelerator.name().to_owned(),
             cpu_model,
         };
-        Ok(Self { settings, version, choice, identity, tsc_khz })
+        Ok(Self { settings, version, choice, identity, tsc_khz, tree: Arc::default() })
     }
 
     /// Which accelerator was chosen, and why.
@@ -138,6 +153,20 @@ impl QemuDriver {
     #[must_use]
     pub fn program(&self) -> &Path {
         &self.settings.program
+    }
+
+    /// The root of every process.
+    async fn tree(&self) -> Result<Arc<ProgramTree>, VmmError> {
+        let Settings { program, program_trees, .. } = &self.settings;
+        let make = || async {
+            let (program, accelerator, directory) =
+                (program.clone(), self.choice.accelerator, program_trees.clone());
+            let context = || format!("cannot make the root of QEMU's jail in {}", program_trees.display());
+            blocking(move || ProgramTree::prepare(&program, accelerator, &directory), context)
+                .await
+                .map(Arc::new)
+        };
+        self.tree.get_or_try_init(make).await.map(Arc::clone)
     }
 
     /// Whether the process is a VMM of this driver: by its program file, since a name is easily taken.
@@ -240,10 +269,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_missing_program_is_a_clear_error() {
-        let settings = Settings { program: PathBuf::from("/does/not/exist"), ..Settings::default() };
+        let settings =
+            Settings { program: PathBuf::from("/does/not/exist"), ..Settings::new(PathBuf::new()) };
         let error = QemuDriver::detect(settings).await.unwrap_err();
         assert!(error.to_string().starts_with("cannot start /does/not/exist"), "{error}");
-        let settings = Settings { program: PathBuf::from("/bin/true"), ..Settings::default() };
+        let settings = Settings { program: PathBuf::from("/bin/true"), ..Settings::new(PathBuf::new()) };
         let error = QemuDriver::detect(settings).await.unwrap_err();
         assert!(error.to_string().contains("does not say its version"), "{error}");
     }

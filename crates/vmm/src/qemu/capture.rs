@@ -15,7 +15,7 @@ use std::fs::{File, OpenOptions, Permissions};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -42,6 +42,16 @@ impl PartialFiles {
             }
         }
         Ok(Arc::new(Self { files: files.clone(), complete: AtomicBool::new(false) }))
+    }
+
+    /// Copies the device state to where it belongs from where the VMM could write it: some KiB.
+    pub(super) async fn take_state(&self, from: PathBuf) -> Result<(), VmmError> {
+        let to = self.files.state.clone();
+        let copied = tokio::task::spawn_blocking(move || std::fs::copy(from, to)).await;
+        copied
+            .unwrap_or_else(|error| Err(io::Error::other(error)))
+            .map(drop)
+            .map_err(|error| failed(&self.files.state, error))
     }
 }
 

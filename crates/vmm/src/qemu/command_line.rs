@@ -1,13 +1,12 @@
 //! The arguments of a QEMU process: a pure function of what the machine is.
 //!
-//! Must not touch the host. Boot and restore give the same machine type, CPU, memory and devices **in the same order**:
+//! Must not touch the host, and names no path of it: all paths are those of the jail. Boot and restore give the same machine type, CPU, memory and devices **in the same order**:
 //! device state is matched by that order. What only a boot needs (kernel, initramfs, kernel arguments) is left out of a
 //! restore: the guest has it in memory already, and QEMU would keep a copy of the blobs in every process.
 
-use super::Version;
+use super::{Version, jail, program_tree};
 use crate::driver::{MachineSpec, Placement};
 use crate::probe::{Accelerator, Choice, CpuVendor};
-use std::path::Path;
 
 /// Hardware address of every guest's network card. The same everywhere, since a restored guest keeps what it had.
 const GUEST_MAC: &str = "02:fc:00:00:00:02";
@@ -16,7 +15,7 @@ pub(super) const CONSOLE_BYTES: u32 = 64 << 10;
 /// The console's ring buffer in QMP commands.
 pub(super) const CONSOLE: &str = "console";
 /// From here on a memory backend can be opened read-only and still be mapped privately writable.
-const READ_ONLY_BACKEND: Version = Version(8, 2, 0);
+pub(super) const READ_ONLY_BACKEND: Version = Version(8, 2, 0);
 
 /// Everything TCG of QEMU 7.2 and newer emulates without a warning that makes up x86-64-v3, plus `rdrand`, by name:
 /// `max` would change with the version.
@@ -55,8 +54,6 @@ pub(super) struct CommandLine<'a> {
     pub(super) placement: &'a Placement,
     /// Process name, as in the process list.
     pub(super) process_name: &'a str,
-    /// File that is mapped privately as guest memory.
-    pub(super) memory: &'a Path,
     /// Number of the inherited listening socket for QMP.
     pub(super) monitor_fd: i32,
     pub(super) start: Start,
@@ -71,9 +68,8 @@ impl CommandLine<'_> {
         devices(self.placement, &mut line);
         match self.start {
             Start::Boot => {
-                let boot = &self.placement.boot;
-                line.add("-kernel", boot.kernel.display());
-                line.add("-initrd", boot.initramfs.display());
+                line.add("-kernel", jail::KERNEL);
+                line.add("-initrd", jail::INITRAMFS);
                 line.add("-append", self.kernel_arguments());
             }
             Start::Restore => {
@@ -90,6 +86,7 @@ impl CommandLine<'_> {
         line.add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
         line.flag("-nodefaults");
         line.flag("-no-user-config");
+        line.add("-L", program_tree::FIRMWARE_DIRECTORY);
         line.add("-display", "none");
         // A guest that goes down is kept stopped until its console was read: the only evidence of a panic.
         line.add("-action", "reboot=shutdown,shutdown=pause");
@@ -120,7 +117,7 @@ impl CommandLine<'_> {
             Start::Restore if self.version >= READ_ONLY_BACKEND => ",readonly=on,rom=off",
             _ => "",
         };
-        let path = escape(self.memory);
+        let path = jail::MEMORY;
         let backend =
             format_args!("memory-backend-file,id=memory,size={size}M,mem-path={path},share=off{read_only}");
         line.add("-object", backend);
@@ -150,7 +147,7 @@ fn devices(placement: &Placement, line: &mut Line) {
     line.add("-chardev", format_args!("ringbuf,id={CONSOLE},size={CONSOLE_BYTES}"));
     line.add("-serial", format_args!("chardev:{CONSOLE}"));
     // A write-back cache whose flushes are carried out: the guest's fsync is real. Trimmed blocks go back to the host.
-    let disk = escape(&placement.disk);
+    let disk = jail::DISK;
     line.add("-blockdev", format_args!("driver=file,node-name=disk-file,filename={disk},discard=unmap"));
     line.add("-blockdev", "driver=raw,node-name=disk,file=disk-file,discard=unmap");
     line.add("-device", "virtio-blk-device,drive=disk");
@@ -169,11 +166,6 @@ impl Line {
     fn flag(&mut self, option: &str) {
         self.0.push(option.to_owned());
     }
-}
-
-/// A path as a value inside an option list, where a comma ends the value unless it is doubled.
-fn escape(path: &Path) -> String {
-    path.display().to_string().replace(',', ",,")
 }
 
 #[cfg(test)]

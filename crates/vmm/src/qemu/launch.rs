@@ -4,16 +4,20 @@
 //! made and listening before the process starts and is inherited by it, so connecting needs no retry.
 
 use super::QemuDriver;
-use super::command_line::{CommandLine, Start};
+use super::command_line::{CommandLine, READ_ONLY_BACKEND, Start};
 use super::ending::last_lines;
+use super::jail::{self, Jail};
 use super::monitor::{Event, Monitor, MonitorError};
+use super::program_tree::ProgramTree;
 use crate::driver::{CaptureFiles, MachineSpec, Placement, ProcessRecord, VmmError};
 use crate::process::{OwnedProcess, blocking};
-use aenv_sys::process::{Detached, Isolation, PidFd};
+use aenv_sys::file::reflink;
+use aenv_sys::process::{Access, Detached, PidFd};
 use serde_json::json;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{chown, fchown};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,8 +25,11 @@ use tokio::sync::broadcast;
 
 const MONITOR_SOCKET: &str = "monitor.sock";
 const LOG: &str = "vmm.log";
-/// What a booted guest's memory is a private mapping of: an empty sparse file.
-const BOOT_MEMORY: &str = "boot-memory";
+/// What a guest's memory is a private mapping of, where that is no shared image: an empty sparse file for a boot, a copy
+/// of the image that shares its blocks for a QEMU that opens such files for writing only.
+const OWN_MEMORY: &str = "memory";
+/// Room for whatever else than disk and memory QEMU writes.
+const LEAST_FILE_LIMIT: u64 = 16 << 20;
 
 /// The log of a VM, for evidence.
 pub(super) fn log_path(placement: &Placement) -> PathBuf {
@@ -30,8 +37,8 @@ pub(super) fn log_path(placement: &Placement) -> PathBuf {
 }
 
 /// The files a launch makes in the run directory that are of no use when the VM has ended. The log stays.
-pub(super) fn scratch_files(placement: &Placement) -> [PathBuf; 2] {
-    [placement.run_dir.join(MONITOR_SOCKET), placement.run_dir.join(BOOT_MEMORY)]
+pub(super) fn scratch_files(placement: &Placement) -> [PathBuf; 3] {
+    [placement.run_dir.join(MONITOR_SOCKET), placement.run_dir.join(OWN_MEMORY), jail::state_file(placement)]
 }
 
 /// A process we are connected to. Ends the process when dropped, unless it is to be kept.
@@ -55,11 +62,7 @@ pub(super) async fn boot(
     spec: &MachineSpec,
     placement: &Placement,
 ) -> Result<Launched, VmmError> {
-    let memory = placement.run_dir.join(BOOT_MEMORY);
-    let (path, bytes) = (memory.clone(), spec.memory_mib << 20);
-    let context = || format!("cannot make {}", memory.display());
-    blocking(move || File::create(path)?.set_len(bytes), context).await?;
-    start(driver, spec, placement, &memory, Start::Boot, None).await
+    start(driver, spec, placement, None, None).await
 }
 
 /// Device state that a process inherited and is to load.
@@ -81,7 +84,7 @@ pub(super) async fn prepare(
         || format!("cannot read capture {} and {}", capture.state.display(), capture.memory.display());
     let state = blocking(move || open_capture(&files, bytes), context).await?;
     let pending = Pending { fd: state.as_raw_fd() };
-    let launched = start(driver, spec, placement, &capture.memory, Start::Restore, Some(state)).await?;
+    let launched = start(driver, spec, placement, Some(&capture.memory), Some(state)).await?;
     Ok((launched, pending))
 }
 
@@ -155,56 +158,25 @@ async fn migration_outcome(events: &mut broadcast::Receiver<Event>) -> Result<()
     }
 }
 
+/// Starts a process: with an image to restore from, or to boot.
 async fn start(
     driver: &QemuDriver,
     spec: &MachineSpec,
     placement: &Placement,
-    memory: &Path,
-    start: Start,
+    image: Option<&Path>,
     inherit: Option<OwnedFd>,
 ) -> Result<Launched, VmmError> {
     let socket = placement.run_dir.join(MONITOR_SOCKET);
     let program = driver.settings.program.clone();
-    let process_name = crate::process::process_name(&placement.name);
-    let (driver_copy, spec, placed, memory) =
-        (driver.clone(), spec.clone(), placement.clone(), memory.to_owned());
-    // Returns the owner of the process, so that one that is started for nobody is ended.
-    let spawn = move || {
-        let listener = listen(&placed.run_dir)?;
-        let command_line = CommandLine {
-            version: driver_copy.version,
-            accelerator: driver_copy.choice.accelerator,
-            cpu_model: &driver_copy.identity.cpu_model,
-            tsc_khz: driver_copy.tsc_khz,
-            spec: &spec,
-            placement: &placed,
-            process_name: &process_name,
-            memory: &memory,
-            monitor_fd: listener.as_raw_fd(),
-            start,
-        };
-        let netns = File::open(&placed.netns).map_err(|error| on_path(&placed.netns, &error))?;
-        let mut inherited = vec![listener.as_fd()];
-        inherited.extend(inherit.iter().map(AsFd::as_fd));
-        let process = Detached {
-            program: &driver_copy.settings.program,
-            arg0: &process_name,
-            args: &command_line.build(),
-            directory: &placed.run_dir,
-            netns: Some(netns.as_fd()),
-            log: File::create(log_path(&placed))?,
-            inherit: &inherited,
-            oom_score_adj: Some(driver_copy.settings.oom_score_adj),
-            cgroup: None,
-            isolation: Isolation::default(),
-        };
-        let process = process.spawn()?;
-        let pid = process.pid();
-        let owner = OwnedProcess::new(process);
-        Ok((owner, aenv_sys::process::start_time(pid)?, pid))
+    let plan = Plan {
+        driver: driver.clone(),
+        spec: spec.clone(),
+        placement: placement.clone(),
+        image: image.map(Path::to_owned),
+        tree: driver.tree().await?,
     };
     let start_error = |reason: String| VmmError::Start { program: program.display().to_string(), reason };
-    let (process, start_time, pid) = match blocking(spawn, String::new).await {
+    let (process, start_time, pid) = match blocking(move || plan.spawn(inherit.as_ref()), String::new).await {
         Err(VmmError::Io { source, .. }) => return Err(start_error(source.to_string())),
         spawned => spawned?,
     };
@@ -216,6 +188,100 @@ async fn start(
             let log = last_lines(&String::from_utf8_lossy(&log));
             Err(start_error(if log.is_empty() { error.to_string() } else { log }))
         }
+    }
+}
+
+/// All that the start of one process depends on.
+struct Plan {
+    driver: QemuDriver,
+    spec: MachineSpec,
+    placement: Placement,
+    /// Memory image of the capture to restore.
+    image: Option<PathBuf>,
+    tree: Arc<ProgramTree>,
+}
+
+impl Plan {
+    /// Makes the files and starts the process. Returns its owner, so that one that is started for nobody is ended.
+    fn spawn(&self, inherit: Option<&OwnedFd>) -> io::Result<(OwnedProcess, u64, u32)> {
+        let Self { driver, spec, placement, tree, .. } = self;
+        let listener = listen(&placement.run_dir)?;
+        let (memory, memory_access) = self.memory()?;
+        let jail = Jail {
+            tree,
+            placement,
+            accelerator: driver.choice.accelerator,
+            memory: &memory,
+            memory_access,
+            boots: self.image.is_none(),
+            largest_file: self.give_files()?.max(spec.memory_mib << 20).max(LEAST_FILE_LIMIT),
+        };
+        let process_name = crate::process::process_name(&placement.name);
+        let command_line = CommandLine {
+            version: driver.version,
+            accelerator: driver.choice.accelerator,
+            cpu_model: &driver.identity.cpu_model,
+            tsc_khz: driver.tsc_khz,
+            spec,
+            placement,
+            process_name: &process_name,
+            monitor_fd: listener.as_raw_fd(),
+            start: if self.image.is_some() { Start::Restore } else { Start::Boot },
+        };
+        let netns = File::open(&placement.netns).map_err(|error| on_path(&placement.netns, &error))?;
+        let mut inherited = vec![listener.as_fd()];
+        inherited.extend(inherit.map(AsFd::as_fd));
+        let process = Detached {
+            program: tree.program(),
+            arg0: &process_name,
+            args: &command_line.build(),
+            directory: Path::new("/"),
+            netns: Some(netns.as_fd()),
+            log: File::create(log_path(placement))?,
+            inherit: &inherited,
+            oom_score_adj: Some(driver.settings.oom_score_adj),
+            cgroup: None,
+            isolation: jail.isolation(),
+        };
+        let process = process.spawn()?;
+        let pid = process.pid();
+        let owner = OwnedProcess::new(process);
+        Ok((owner, aenv_sys::process::start_time(pid)?, pid))
+    }
+
+    /// The file behind the guest's memory.
+    fn memory(&self) -> io::Result<(PathBuf, Access)> {
+        let own = self.placement.run_dir.join(OWN_MEMORY);
+        match &self.image {
+            // Shared by all children, none of which can write it.
+            Some(image) if self.driver.version >= READ_ONLY_BACKEND => Ok((image.clone(), Access::ReadOnly)),
+            Some(image) => {
+                let source = File::open(image).map_err(|error| on_path(image, &error))?;
+                reflink(&source, &self.own_file(&own)?, &own).map_err(io::Error::other)?;
+                Ok((own, Access::ReadWrite))
+            }
+            None => {
+                self.own_file(&own)?.set_len(self.spec.memory_mib << 20)?;
+                Ok((own, Access::ReadWrite))
+            }
+        }
+    }
+
+    /// Gives the process what it may write; returns the size of the disk.
+    fn give_files(&self) -> io::Result<u64> {
+        self.own_file(&jail::state_file(&self.placement))?;
+        let disk = &self.placement.disk;
+        let user = Some(self.placement.user);
+        chown(disk, user, user).map_err(|error| on_path(disk, &error))?;
+        Ok(std::fs::metadata(disk)?.len())
+    }
+
+    /// A new file that belongs to the process.
+    fn own_file(&self, path: &Path) -> io::Result<File> {
+        let file = File::create(path).map_err(|error| on_path(path, &error))?;
+        let user = Some(self.placement.user);
+        fchown(&file, user, user)?;
+        Ok(file)
     }
 }
 

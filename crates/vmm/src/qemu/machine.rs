@@ -10,6 +10,7 @@
 use super::capture::{self, Content};
 use super::command_line::{CONSOLE, CONSOLE_BYTES};
 use super::ending::{Evidence, Stopped};
+use super::jail;
 use super::launch::{self, Launched, Pending};
 use super::monitor::{Event, Monitor, MonitorError};
 use crate::driver::{
@@ -93,9 +94,9 @@ impl QemuMachine {
         }
         let partial = capture::PartialFiles::begin(into)?;
         let started = std::time::Instant::now();
-        let path = into.state.to_str().ok_or_else(|| self.refused("capture", "a path is not UTF-8"))?;
         // Made for Xen, but not bound to it: device state of a stopped machine without its memory.
-        self.execute("xen-save-devices-state", json!({"filename": path, "live": false})).await?;
+        self.execute("xen-save-devices-state", json!({"filename": jail::STATE, "live": false})).await?;
+        partial.take_state(jail::state_file(&self.shared.placement)).await?;
         let state_time = started.elapsed();
         capture::finish(partial, self.shared.record.pid, self.memory_bytes, content, state_time).await
     }

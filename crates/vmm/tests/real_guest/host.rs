@@ -63,11 +63,6 @@ pub(crate) struct Host {
 impl Host {
     /// `letter` keeps tests that run at the same time apart.
     pub(crate) async fn new(letter: &str) -> Self {
-        let settings = match std::env::var_os("AENV_TEST_QEMU") {
-            Some(program) => Settings { program: program.into(), ..Settings::default() },
-            None => Settings::default(),
-        };
-        let driver = QemuDriver::detect(settings).await.unwrap();
         let guest = std::env::var_os("AENV_TEST_GUEST").map_or_else(
             || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.aenv/cache/guest"),
             PathBuf::from,
@@ -91,6 +86,11 @@ impl Host {
             run("mkfs.xfs", &["-q", "-m", "reflink=1", image.to_str().unwrap()]);
             run("mount", &["-o", "loop", image.to_str().unwrap(), data.to_str().unwrap()]);
         }
+        let mut settings = Settings::new(data.join("vmm"));
+        if let Some(program) = std::env::var_os("AENV_TEST_QEMU") {
+            settings.program = program.into();
+        }
+        let driver = QemuDriver::detect(settings).await.unwrap();
         let prefix = format!("t{letter}{}-", std::process::id());
         let spec = MachineSpec { vcpus: 2, memory_mib: 512 };
         // Apart from those of other tests, which run at the same time in processes of their own.

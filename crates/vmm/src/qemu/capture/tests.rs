@@ -45,7 +45,7 @@ fn zero_pages_become_holes_in_a_whole_image_and_data_among_changes() {
     let changes = tempfile::tempfile().unwrap();
     changes.set_len(8 * 4096).unwrap();
     write_run(&changes, 4096, &content, Zeros::Write, &mut counts).unwrap();
-    assert_eq!(data_extents(&changes).unwrap(), [4096..5 * 4096]);
+    assert_eq!(data_extents(&changes).unwrap(), vec![4096_u64..5 * 4096]);
 }
 
 #[test]

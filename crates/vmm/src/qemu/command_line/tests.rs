@@ -28,7 +28,6 @@ fn build(accelerator: Accelerator, start: Start, version: Version) -> String {
         spec: &spec,
         placement: &placement,
         process_name: "aenv-a-one",
-        memory: Path::new("/data/memory"),
         monitor_fd: 7,
         start,
     };
@@ -39,6 +38,7 @@ const MACHINE: &str = "-name guest=aenv-a-one,process=aenv-a-one
 -sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny
 -nodefaults
 -no-user-config
+-L /usr/share/qemu
 -display none
 -action reboot=shutdown,shutdown=pause
 -chardev socket,id=monitor,fd=7,server=on,wait=off
@@ -48,11 +48,11 @@ const MACHINE: &str = "-name guest=aenv-a-one,process=aenv-a-one
 -cpu model,enforce
 -smp 2
 -m 512M
--object memory-backend-file,id=memory,size=512M,mem-path=/data/memory,share=offREADONLY
+-object memory-backend-file,id=memory,size=512M,mem-path=/vm/memory,share=offREADONLY
 -global migration.send-configuration=off
 -chardev ringbuf,id=console,size=65536
 -serial chardev:console
--blockdev driver=file,node-name=disk-file,filename=/data/a,,b/disk,discard=unmap
+-blockdev driver=file,node-name=disk-file,filename=/vm/disk,discard=unmap
 -blockdev driver=raw,node-name=disk,file=disk-file,discard=unmap
 -device virtio-blk-device,drive=disk
 -netdev tap,id=net0,ifname=tap0,script=no,downscript=no,vhost=off
@@ -62,7 +62,8 @@ const MACHINE: &str = "-name guest=aenv-a-one,process=aenv-a-one
 #[test]
 fn boot_is_the_machine_and_a_kernel() {
     let machine = MACHINE.replace("READONLY", "");
-    let boot = "-kernel /guest/vmlinuz\n-initrd /guest/initramfs\n-append console=ttyS0 quiet panic=-1 reboot=t pci=off";
+    let boot =
+        "-kernel /vm/kernel\n-initrd /vm/initramfs\n-append console=ttyS0 quiet panic=-1 reboot=t pci=off";
     let expected = machine.replace("ACCELERATOR", "tcg,thread=multi")
         + boot
         + " no_timer_check tsc=reliable tsc_early_khz=2100000";
