@@ -30,13 +30,20 @@ pub fn create_persistent(name: &str, owner: Option<u32>) -> io::Result<()> {
 /// # Errors
 /// As for [`create_persistent`].
 pub fn attach(name: &str) -> io::Result<File> {
+    attach_opened(OpenOptions::new().read(true).write(true).open(CONTROL_DEVICE)?, name)
+}
+
+/// As [`attach`], through a control device that was opened before, possibly under another user.
+///
+/// # Errors
+/// As for [`create_persistent`].
+pub fn attach_opened(device: File, name: &str) -> io::Result<File> {
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
     let flags = libc::c_short::try_from(flags).map_err(io::Error::other)?;
     let mut request = libc::ifreq {
         ifr_name: interface_name(name)?,
         ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_flags: flags },
     };
-    let device = OpenOptions::new().read(true).write(true).open(CONTROL_DEVICE)?;
     // SAFETY: TUNSETIFF reads and writes one `ifreq`, which outlives the call; the descriptor is open.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(device) }

@@ -225,6 +225,16 @@ impl Slot {
         &self.name
     }
 
+    /// The namespace the VMM is in.
+    pub(crate) fn namespace(&self) -> &NetworkNamespace {
+        &self.namespace
+    }
+
+    /// Its disk, and the user its VMM runs under.
+    pub(crate) fn disk_and_user(&self) -> (&Path, u32) {
+        (&self.disk, self.user)
+    }
+
     pub(crate) fn placement(&self) -> Placement {
         Placement {
             name: self.name.clone(),
@@ -288,4 +298,13 @@ impl Drop for Slot {
     fn drop(&mut self) {
         remove_pinned(&self.netns).unwrap();
     }
+}
+
+/// Tries to take a tap of the calling thread's namespace as another user. The thread keeps that user: it must end.
+pub(crate) fn attach_as(user: u32, tap: &str) -> std::io::Result<File> {
+    // Opened before, so that the mode of the device is not what refuses.
+    let device = OpenOptions::new().read(true).write(true).open(aenv_sys::tap::CONTROL_DEVICE)?;
+    let user = rustix::process::Uid::from_raw(user);
+    rustix::thread::set_thread_res_uid(user, user, user)?;
+    aenv_sys::tap::attach_opened(device, tap)
 }

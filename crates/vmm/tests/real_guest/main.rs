@@ -10,6 +10,7 @@
 )]
 
 mod host;
+mod jail;
 
 use aenv_vmm::{CaptureFiles, ExitCause, Machine, MachineSpec, Vmm, VmmError};
 use host::{Host, Slot, memory_kib, process_exists};
@@ -177,6 +178,38 @@ async fn a_guest_panic_is_seen_at_once_and_after_an_adoption() {
     let exit = tokio::time::timeout(PATIENCE, machine.wait()).await.unwrap();
     assert_eq!(exit.cause, ExitCause::GuestPanic, "{exit:?}");
     machine.kill().await.unwrap();
+    host.leaves_nothing();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_jailed_vmm_sees_no_host_file_no_host_network_and_no_other_sandbox() {
+    let host = Host::new("j").await;
+    let slots = [host.slot("one"), host.slot("two")];
+    let mut machines = Vec::new();
+    for slot in &slots {
+        machines.push(host.driver.boot(&host.spec, slot.placement()).await.unwrap());
+    }
+    for (index, slot) in slots.iter().enumerate() {
+        let (_, user) = slot.disk_and_user();
+        let (other_disk, other_user) = slots[1 - index].disk_and_user();
+        assert_ne!(user, other_user);
+        let jailed = jail::Jailed { pid: machines[index].record().pid, user };
+        jailed.has_no_privilege();
+        jailed.sees_only(
+            &["/vm/disk", "/vm/memory", "/vm/state"],
+            &["/vm", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"],
+        );
+        jailed.mounts_nothing_of(&[other_disk]);
+        jailed.is_limited();
+        jailed.reaches_no_host(slot.namespace());
+    }
+    // A tap of another sandbox cannot be used, even from inside its namespace.
+    let (_, user) = slots[0].disk_and_user();
+    let stolen = slots[1].namespace().run(|| host::attach_as(user, "tap0")).unwrap();
+    assert_eq!(stolen.unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+    for (machine, slot) in machines.iter().zip(&slots) {
+        killed(&**machine, slot).await;
+    }
     host.leaves_nothing();
 }
 
