@@ -5,6 +5,7 @@
 
 mod arguments;
 mod doctor;
+mod instance_lock;
 mod output;
 mod purge;
 mod serve;

@@ -1,6 +1,7 @@
 //! `purge`: nothing of this instance stays on the host. Templates and their captures do.
 
 use crate::arguments::Instance;
+use crate::instance_lock::InstanceLock;
 use crate::output::say;
 use crate::serve::driver;
 use aenv_network::settings::FORWARDING_RECORD;
@@ -11,7 +12,8 @@ use std::path::Path;
 
 /// Ends and removes; says what there was, one line each.
 pub(crate) async fn purge(options: &Instance) -> Result<()> {
-    // Held to the end, so that no node starts in between.
+    // Both held to the end, so that no node starts in between.
+    let _lock = InstanceLock::take(&options.instance, &options.data_dir)?;
     let held: Option<HeldDataDir> = match options.data_dir.exists() {
         true => Some(hold_data_dir(&options.data_dir)?),
         false => None,

@@ -1,10 +1,11 @@
 //! `serve`: the node itself, from its settings to its shutdown, in reading order.
 //!
 //! ```text
-//! log ─▶ port bound ─▶ VMM driver ─▶ networks ─▶ orchestrator (adopts, sweeps) ─▶ HTTP … signal ─▶ HTTP ─▶ orchestrator ─▶ networks
+//! log ─▶ instance locked ─▶ port bound ─▶ VMM driver ─▶ networks ─▶ orchestrator (adopts, sweeps) ─▶ HTTP … signal ─▶ HTTP ─▶ orchestrator ─▶ networks
 //! ```
 
 use crate::arguments::{Instance, LogFormat, ServeOptions};
+use crate::instance_lock::InstanceLock;
 use aenv_api::{ApiKey, Server};
 use aenv_network::{LinuxSlots, SlotSettings};
 use aenv_orchestrator::{GuestArtifacts, Orchestrator, Parts, Settings, host_boot_id};
@@ -26,6 +27,7 @@ pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     raise_descriptor_limit()?;
+    let _lock = InstanceLock::take(&options.instance.instance, &options.instance.data_dir)?;
     let listener = TcpListener::bind(&options.listen).await.with_context(|| {
         format!("cannot listen on {}: choose another address with --listen", options.listen)
     })?;

@@ -48,6 +48,7 @@ pub fn own_settings(number: u8, data_dir: &Path) -> NodeSettings {
         instance: format!("t{number}"),
         subnet: format!("100.{}.0.0/16", 66 + number),
         variables: vec![("AENV_STANDBYS".to_owned(), "0".to_owned())],
+        launcher: Vec::new(),
     }
 }
 

@@ -29,6 +29,8 @@ pub struct NodeSettings {
     pub subnet: String,
     /// Further variables, such as `AENV_STANDBYS`.
     pub variables: Vec<(String, String)>,
+    /// A program and its arguments that execute the node, such as `setpriv` with what the node may; usually none.
+    pub launcher: Vec<String>,
 }
 
 /// A node and the means to hurt it.
@@ -172,7 +174,14 @@ impl Node {
     }
 
     fn command(&self, task: &str) -> Command {
-        let mut command = Command::new(&self.settings.program);
+        let mut command = match self.settings.launcher.split_first() {
+            None => Command::new(&self.settings.program),
+            Some((launcher, arguments)) => {
+                let mut command = Command::new(launcher);
+                command.args(arguments).arg(&self.settings.program);
+                command
+            }
+        };
         command
             .arg(task)
             .env("AENV_LISTEN", &self.address)
