@@ -5,7 +5,8 @@ use crate::output::say;
 use crate::serve::driver;
 use aenv_protocol::doctor::{Check, Report, Status};
 use aenv_vmm::Vmm as _;
-use aenv_vmm::probe::{Accelerator, Cgroups, HostFacts};
+use aenv_vmm::cgroups::{Cgroups, CgroupsError, Outcome, Plan};
+use aenv_vmm::probe::{Accelerator, HostFacts};
 use anyhow::{Context as _, Result};
 use std::path::Path;
 
@@ -53,7 +54,7 @@ async fn examine(options: &DoctorOptions) -> Result<Report> {
             "run as root, on a kernel with nf_tables (module nf_tables)",
         ),
     });
-    checks.push(cgroups(&facts.cgroups));
+    checks.push(cgroups(Cgroups::inspect(&options.instance.instance.to_string(), None)));
     checks.push(block_export(&facts));
     checks.extend(disk(data_dir, &facts));
     Ok(Report { checks })
@@ -87,19 +88,27 @@ async fn vmm_checks(options: &DoctorOptions) -> Vec<Check> {
     ]
 }
 
-fn cgroups(found: &Cgroups) -> Check {
-    const WANTED: [&str; 4] = ["cpu", "memory", "pids", "io"];
-    let advice =
-        "limits per sandbox are not enforced yet; they will need cgroup v2 with cpu, memory, pids and io";
-    match found {
-        Cgroups::V2(list) if WANTED.iter().all(|name| list.iter().any(|known| known == name)) => {
-            ok("cgroups", format!("version 2 with {}", list.join(" ")))
+/// What a node that is started from where the doctor runs would find.
+fn cgroups(inspected: Result<Outcome<Plan>, CgroupsError>) -> Check {
+    const UNLIMITED: &str = "limits per sandbox are not enforced";
+    match inspected {
+        Ok(Outcome::Usable(plan)) => {
+            let controllers = plan.controllers().join(" ");
+            let found = format!(
+                "limits per sandbox are enforced in {}, controllers {controllers}",
+                plan.parent().display()
+            );
+            match plan.controllers().iter().any(|name| name == "io") {
+                true => ok("cgroups", found),
+                false => {
+                    degraded("cgroups", found, "block I/O is not limited: the host offers no controller io")
+                }
+            }
         }
-        Cgroups::V2(list) => degraded("cgroups", format!("version 2 with only {}", list.join(" ")), advice),
-        Cgroups::Hybrid(list) => {
-            degraded("cgroups", format!("version 1; version 2 offers only {:?}", list.join(" ")), advice)
+        Ok(Outcome::Unusable { reason, advice }) => {
+            degraded("cgroups", format!("{UNLIMITED}: {reason}"), &advice)
         }
-        Cgroups::Absent => degraded("cgroups", "none is mounted", advice),
+        Err(error) => missing("cgroups", format!("{UNLIMITED}: {error}"), "see the message, and ask again"),
     }
 }
 

@@ -4,6 +4,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | [`cgroup`] | control groups of version 2: find, make, read and write control files, kill, remove |
 //! | [`netns`] | network namespaces: make, open, remove, enter for one call, open sockets inside |
 //! | [`tap`] | persistent TAP devices |
 //! | [`process`] | pidfds, start times, detached spawning, waiting |
@@ -13,6 +14,7 @@
 //! | [`guest`] | what PID 1 of a guest needs: modules, clock, random pool, reaping, spawning as a user |
 #![expect(unsafe_code, reason = "this crate is the one home of unsafe code")]
 
+pub mod cgroup;
 pub mod file;
 pub mod guest;
 pub mod memory;

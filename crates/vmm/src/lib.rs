@@ -10,6 +10,7 @@
 //!                        └── exits by itself or by kill ─▶ Exit { cause }
 //! ```
 
+pub mod cgroups;
 pub mod driver;
 pub mod probe;
 mod process;

@@ -150,17 +150,6 @@ fn parse_cpu(cpuinfo: &str) -> (CpuVendor, bool) {
     (vendor, field("flags").split_whitespace().any(|flag| flag == "vmx" || flag == "svm"))
 }
 
-/// Which hierarchy of cgroups the host has.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cgroups {
-    /// Version 2 with these controllers.
-    V2(Vec<String>),
-    /// Version 1, or both, with version 2 offering only these controllers.
-    Hybrid(Vec<String>),
-    /// None is mounted.
-    Absent,
-}
-
 /// What the doctor's report says about the host beside the VMM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostFacts {
@@ -174,8 +163,6 @@ pub struct HostFacts {
     pub ublk: bool,
     /// `/dev/net/tun` exists.
     pub tun: bool,
-    /// Cgroups.
-    pub cgroups: Cgroups,
     /// Files in the data directory can share blocks.
     pub reflink: bool,
     /// Bytes free on the data directory's filesystem.
@@ -194,26 +181,9 @@ impl HostFacts {
             fuse: Path::new("/dev/fuse").exists(),
             ublk: Path::new("/dev/ublk-control").exists(),
             tun: Path::new("/dev/net/tun").exists(),
-            cgroups: cgroups(Path::new("/sys/fs/cgroup"))?,
             reflink: aenv_sys::file::supports_reflink(data_dir)?,
             free_bytes: aenv_sys::file::free_bytes(data_dir)?,
         })
-    }
-}
-
-fn cgroups(root: &Path) -> io::Result<Cgroups> {
-    let controllers = |directory: &Path| match std::fs::read_to_string(directory.join("cgroup.controllers")) {
-        Ok(list) => Ok(Some(list.split_whitespace().map(str::to_owned).collect())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    };
-    if let Some(list) = controllers(root)? {
-        return Ok(Cgroups::V2(list));
-    }
-    match controllers(&root.join("unified"))? {
-        Some(list) => Ok(Cgroups::Hybrid(list)),
-        None if root.join("memory").exists() => Ok(Cgroups::Hybrid(Vec::new())),
-        None => Ok(Cgroups::Absent),
     }
 }
 
