@@ -120,7 +120,7 @@ pub enum ExitCause {
     VmmKilled,
     /// The VMM ended by itself with an error.
     VmmCrashed,
-    /// The kernel killed the VMM because it reached the memory limit of its control group.
+    /// The kernel killed the VMM because the memory limit of its control group was reached, or the host's.
     OutOfMemory,
 }
 

@@ -11,11 +11,13 @@
 //! ```
 
 pub mod cgroups;
+mod confinement;
 pub mod driver;
 pub mod probe;
 mod process;
 pub mod qemu;
 
+pub use confinement::Confinement;
 pub use driver::{
     BootSource, CaptureBase, CaptureFiles, CaptureReport, Exit, ExitCause, Identity, Machine, MachineSpec,
     Placement, ProcessRecord, Vmm, VmmError,

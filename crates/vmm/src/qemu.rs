@@ -29,6 +29,7 @@ mod machine;
 mod monitor;
 mod program_tree;
 
+use crate::confinement::Confinement;
 use crate::driver::{CaptureFiles, Identity, Machine, MachineSpec, Placement, ProcessRecord, Vmm, VmmError};
 use crate::probe::{Accelerator, Choice, Kvm};
 use crate::process::{self, blocking};
@@ -58,6 +59,10 @@ pub struct Settings {
     /// Directory for the root file systems of VMM processes: on a file system where devices are of no concern, readable
     /// by every user once reached. Filled at the first start.
     pub program_trees: PathBuf,
+    /// How much of the host each VMM may use.
+    pub confinement: Confinement,
+    /// MiB of memory that a VMM may use beside its guest's: heap, page tables and, emulated, translated code.
+    pub overhead_mib: u64,
     /// Preference of the host's OOM killer for VMM processes.
     pub oom_score_adj: i16,
     /// Longest time from the start of the process to its first answer.
@@ -75,6 +80,9 @@ impl Settings {
             program_trees,
             accelerator: None,
             cpu_model: None,
+            confinement: Confinement::unlimited(),
+            // 45 MiB are used by an idle one; translated code adds what `command_line` allows it.
+            overhead_mib: 256,
             // A VMM is what should go when the host runs out of memory, before the node that can tell why.
             oom_score_adj: 300,
             start_limit: Duration::from_secs(30),
@@ -228,6 +236,7 @@ impl Vmm for QemuDriver {
             tracing::info!(vm = name, pid = process.pid, "ended a stray VMM");
             ended.push(name.to_owned());
         }
+        self.settings.confinement.sweep(prefix, keep).await?;
         Ok(ended)
     }
 }

@@ -199,7 +199,8 @@ async fn processor_time_beyond_the_quota_is_waited_for() {
 #[tokio::test]
 async fn a_sweep_ends_what_is_not_kept() {
     let Some(stage) = Stage::new("tsweep") else { return };
-    let groups = ["aenv-a-1", "aenv-a-2", "aenv-b-1"].map(|name| stage.cgroups.make(name, &limits()).unwrap());
+    let groups =
+        ["aenv-a-1", "aenv-a-2", "aenv-b-1"].map(|name| stage.cgroups.make(name, &limits()).unwrap());
     let mut actors = groups.each_ref().map(|group| Actor::within("sleep", group));
     actors.iter_mut().for_each(Actor::go);
     let removed = stage.cgroups.sweep("aenv-a-", &["aenv-a-2".to_owned()]).await.unwrap();

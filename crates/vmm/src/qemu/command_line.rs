@@ -96,11 +96,12 @@ impl CommandLine<'_> {
     }
 
     fn machine(&self, line: &mut Line) {
+        // Translated code takes at most these MiB; by default it may grow to a GiB, beyond every sensible memory limit.
         line.add(
             "-accel",
             match self.accelerator {
                 Accelerator::Kvm => "kvm",
-                Accelerator::Tcg => "tcg,thread=multi",
+                Accelerator::Tcg => "tcg,thread=multi,tb-size=128",
             },
         );
         // Option ROMs stay on: without them QEMU 10 hangs at boot. Devices are announced by ACPI alone.

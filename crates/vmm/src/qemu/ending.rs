@@ -3,6 +3,7 @@
 //! Must not touch the host. The evidence differs: of a child of ours the exit status is known; of an adopted VM only what
 //! it said over QMP and in its log, and then the answer says so.
 
+use crate::cgroups::OutOfMemory;
 use crate::driver::{Exit, ExitCause};
 use aenv_sys::process::Ended;
 use std::fmt::Write;
@@ -32,6 +33,8 @@ pub(super) struct Evidence {
     pub(super) stopped: Option<Stopped>,
     /// Exit status of a child of ours.
     pub(super) ended: Option<Ended>,
+    /// Whose memory ran out, if the VM's control group counts a process that was killed for that.
+    pub(super) out_of_memory: Option<OutOfMemory>,
     /// End of the VMM's log.
     pub(super) log: String,
 }
@@ -42,6 +45,9 @@ impl Evidence {
         if let Some(stopped) = &self.stopped
             && let Some(exit) = self.guest_exit(stopped)
         {
+            return exit;
+        }
+        if let Some(exit) = self.memory_exit() {
             return exit;
         }
         if self.kill_requested {
@@ -71,6 +77,20 @@ impl Evidence {
                 "the VMM is gone; its exit status is unknown, since it was started by an earlier process".to_owned(),
             ),
         }
+    }
+
+    /// Only a death by SIGKILL, or one whose status nobody knows, can be the OOM killer's.
+    fn memory_exit(&self) -> Option<Exit> {
+        if !matches!(self.ended, None | Some(Ended::Signalled(9))) {
+            return None;
+        }
+        let detail = match self.out_of_memory? {
+            OutOfMemory::OwnLimit => {
+                "the VMM reached the memory limit of its sandbox and was killed by the kernel"
+            }
+            OutOfMemory::Elsewhere => "the host ran out of memory and the kernel chose this VMM to be killed",
+        };
+        Some(Exit { cause: ExitCause::OutOfMemory, detail: detail.to_owned() })
     }
 
     fn guest_exit(&self, stopped: &Stopped) -> Option<Exit> {
@@ -146,6 +166,19 @@ mod tests {
         assert_eq!(evidence.exit().cause, ExitCause::Killed);
         let evidence = Evidence { kill_requested: true, ..stopped("guest-reset", PANIC) };
         assert_eq!(evidence.exit().cause, ExitCause::GuestPanic);
+    }
+
+    #[test]
+    fn a_death_for_memory_is_told_from_other_kills() {
+        let evidence = |ended, out_of_memory| Evidence { ended, out_of_memory, ..Evidence::default() };
+        for ended in [None, Some(Ended::Signalled(9))] {
+            for whose in [OutOfMemory::OwnLimit, OutOfMemory::Elsewhere] {
+                assert_eq!(evidence(ended, Some(whose)).exit().cause, ExitCause::OutOfMemory);
+            }
+        }
+        let crashed = evidence(Some(Ended::Signalled(11)), Some(OutOfMemory::OwnLimit));
+        assert_eq!(crashed.exit().cause, ExitCause::VmmCrashed);
+        assert_eq!(evidence(Some(Ended::Signalled(9)), None).exit().cause, ExitCause::VmmKilled);
     }
 
     #[test]

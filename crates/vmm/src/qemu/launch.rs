@@ -3,12 +3,13 @@
 //! Owns a process only until the machine takes it over: a dropped future ends what it started. The monitor's socket is
 //! made and listening before the process starts and is inherited by it, so connecting needs no retry.
 
-use super::QemuDriver;
 use super::command_line::{CommandLine, READ_ONLY_BACKEND, Start};
 use super::ending::last_lines;
 use super::jail::{self, Jail};
 use super::monitor::{Event, Monitor, MonitorError};
 use super::program_tree::ProgramTree;
+use super::{QemuDriver, Settings};
+use crate::confinement::Confined;
 use crate::driver::{CaptureFiles, MachineSpec, Placement, ProcessRecord, VmmError};
 use crate::process::{OwnedProcess, blocking};
 use aenv_sys::file::reflink;
@@ -47,12 +48,14 @@ pub(super) struct Launched {
     process: OwnedProcess,
     monitor: Monitor,
     record: ProcessRecord,
+    confined: Arc<Confined>,
 }
 
 impl Launched {
     /// Hands the parts over to who looks after the VM from now on. Dropping them leaves the process alone.
-    pub(super) fn into_parts(self) -> (Arc<PidFd>, Monitor, ProcessRecord) {
-        (self.process.release(), self.monitor, self.record)
+    pub(super) fn into_parts(self) -> (Arc<PidFd>, Monitor, ProcessRecord, Arc<Confined>) {
+        self.confined.keep();
+        (self.process.release(), self.monitor, self.record, self.confined)
     }
 }
 
@@ -176,13 +179,17 @@ async fn start(
         tree: driver.tree().await?,
     };
     let start_error = |reason: String| VmmError::Start { program: program.display().to_string(), reason };
-    let (process, start_time, pid) = match blocking(move || plan.spawn(inherit.as_ref()), String::new).await {
+    let Settings { confinement, overhead_mib, .. } = &driver.settings;
+    let confined = Arc::new(confinement.make(&placement.name, spec, *overhead_mib).await?);
+    let group = Arc::clone(&confined);
+    let spawn = move || plan.spawn(inherit.as_ref(), &group);
+    let (process, start_time, pid) = match blocking(spawn, String::new).await {
         Err(VmmError::Io { source, .. }) => return Err(start_error(source.to_string())),
         spawned => spawned?,
     };
     let record = ProcessRecord { pid, start_time, control_socket: socket };
     match connect(driver, &record.control_socket).await {
-        Ok(monitor) => Ok(Launched { process, monitor, record }),
+        Ok(monitor) => Ok(Launched { process, monitor, record, confined }),
         Err(error) => {
             let log = tokio::fs::read(log_path(placement)).await.unwrap_or_default();
             let log = last_lines(&String::from_utf8_lossy(&log));
@@ -203,7 +210,7 @@ struct Plan {
 
 impl Plan {
     /// Makes the files and starts the process. Returns its owner, so that one that is started for nobody is ended.
-    fn spawn(&self, inherit: Option<&OwnedFd>) -> io::Result<(OwnedProcess, u64, u32)> {
+    fn spawn(&self, inherit: Option<&OwnedFd>, confined: &Confined) -> io::Result<(OwnedProcess, u64, u32)> {
         let Self { driver, spec, placement, tree, .. } = self;
         let listener = listen(&placement.run_dir)?;
         let (memory, memory_access) = self.memory()?;
@@ -240,7 +247,7 @@ impl Plan {
             log: File::create(log_path(placement))?,
             inherit: &inherited,
             oom_score_adj: Some(driver.settings.oom_score_adj),
-            cgroup: None,
+            cgroup: confined.descriptor(),
             isolation: jail.isolation(),
         };
         let process = process.spawn()?;
@@ -301,8 +308,9 @@ pub(super) async fn adopt(
         })?,
     };
     let process = OwnedProcess::foreign(handle);
+    let confined = Arc::new(driver.settings.confinement.open(name)?);
     match connect(driver, &record.control_socket).await {
-        Ok(monitor) => Ok(Launched { process, monitor, record: record.clone() }),
+        Ok(monitor) => Ok(Launched { process, monitor, record: record.clone(), confined }),
         Err(_) if process.handle().has_exited().unwrap_or(false) => {
             Err(gone("it ended while it was being taken over".to_owned()))
         }

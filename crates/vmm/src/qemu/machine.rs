@@ -13,6 +13,7 @@ use super::ending::{Evidence, Stopped};
 use super::jail;
 use super::launch::{self, Launched, Pending};
 use super::monitor::{Event, Monitor, MonitorError};
+use crate::confinement::Confined;
 use crate::driver::{
     CaptureFiles, CaptureReport, Exit, ExitCause, Machine, MachineSpec, Placement, ProcessRecord, VmmError,
 };
@@ -52,6 +53,7 @@ struct Shared {
     record: ProcessRecord,
     process: Arc<PidFd>,
     monitor: Monitor,
+    confined: Arc<Confined>,
     kill_requested: AtomicBool,
 }
 
@@ -63,9 +65,9 @@ impl QemuMachine {
         placement: Placement,
         pending: Option<Pending>,
     ) -> Self {
-        let (process, monitor, record) = launched.into_parts();
+        let (process, monitor, record, confined) = launched.into_parts();
         let kill_requested = AtomicBool::new(false);
-        let shared = Arc::new(Shared { placement, record, process, monitor, kill_requested });
+        let shared = Arc::new(Shared { placement, record, process, monitor, confined, kill_requested });
         let (sender, exit) = watch::channel(None);
         let watcher = tokio::spawn(Arc::clone(&shared).watch(sender));
         let watcher = AbortOnDropHandle::new(watcher);
@@ -155,6 +157,7 @@ impl Machine for QemuMachine {
             command: "kill".to_owned(),
             limit: KILL_LIMIT,
         })?;
+        self.shared.confined.remove().await?;
         for path in launch::scratch_files(&self.shared.placement) {
             match tokio::fs::remove_file(&path).await {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -201,8 +204,12 @@ impl Shared {
         });
         let log = read_tail(&launch::log_path(&self.placement))
             .unwrap_or_else(|error| format!("(log lost: {error})"));
+        let out_of_memory = self.confined.out_of_memory().unwrap_or_else(|error| {
+            tracing::warn!(vm = self.placement.name, %error, "cannot read whether the VMM was killed for memory");
+            None
+        });
         let kill_requested = self.kill_requested.load(Ordering::Relaxed);
-        let found = Evidence { kill_requested, stopped, ended, log }.exit();
+        let found = Evidence { kill_requested, stopped, ended, out_of_memory, log }.exit();
         tracing::debug!(vm = self.placement.name, cause = ?found.cause, detail = found.detail, "VMM ended");
         exit.send_replace(Some(found));
     }

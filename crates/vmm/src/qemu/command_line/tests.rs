@@ -64,7 +64,7 @@ fn boot_is_the_machine_and_a_kernel() {
     let machine = MACHINE.replace("READONLY", "");
     let boot =
         "-kernel /vm/kernel\n-initrd /vm/initramfs\n-append console=ttyS0 quiet panic=-1 reboot=t pci=off";
-    let expected = machine.replace("ACCELERATOR", "tcg,thread=multi")
+    let expected = machine.replace("ACCELERATOR", "tcg,thread=multi,tb-size=128")
         + boot
         + " no_timer_check tsc=reliable tsc_early_khz=2100000";
     assert_eq!(build(Accelerator::Tcg, Start::Boot, Version(10, 0, 2)), expected);
