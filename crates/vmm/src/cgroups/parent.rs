@@ -5,6 +5,7 @@
 
 use super::{CgroupsError, Outcome, checked_name};
 use aenv_sys::cgroup::{CgroupError, Directory, Hierarchy};
+use std::io;
 use std::path::{Component, Path, PathBuf};
 
 /// Without one of these there are no limits worth the name.
@@ -187,8 +188,12 @@ impl Host {
         let Some(own) = &self.own else { return Ok(None) };
         let above = own.parent().filter(|_| own.ends_with(NODE));
         for group in [above, Some(own.as_path())].into_iter().flatten() {
-            if (self.is_delegated)(&Directory::open(&hierarchy.mount.join(group))?)? {
-                return Ok(Some(group.to_owned()));
+            match Directory::open(&hierarchy.mount.join(group)) {
+                Ok(directory) if (self.is_delegated)(&directory)? => return Ok(Some(group.to_owned())),
+                Ok(_) => {}
+                // Only a part of the hierarchy is mounted, and ours is not in it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(None)

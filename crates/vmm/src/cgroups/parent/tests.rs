@@ -165,7 +165,10 @@ fn the_root_of_a_container_holds_no_processes() {
     tree.group("", ALL, "7");
     assert_eq!(summary(&usable(&tree.host("", false), None)), (Path::new("aenv-a"), true));
     tree.group("", ALL, "");
+    tree.group("node", ALL, "7");
     assert_eq!(summary(&usable(&tree.host("node", false), None)), (Path::new("aenv-a"), false));
+    // A path that counts from elsewhere than our mount does.
+    assert_eq!(summary(&usable(&tree.host("docker/123", false), None)), (Path::new("aenv-a"), false));
 }
 
 #[test]
