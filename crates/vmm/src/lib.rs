@@ -16,9 +16,11 @@ pub mod driver;
 pub mod probe;
 mod process;
 pub mod qemu;
+mod strays;
 
 pub use confinement::Confinement;
 pub use driver::{
     BootSource, CaptureBase, CaptureFiles, CaptureReport, Exit, ExitCause, Identity, Machine, MachineSpec,
     Placement, ProcessRecord, Vmm, VmmError,
 };
+pub use strays::end_strays;

@@ -32,7 +32,8 @@ mod program_tree;
 use crate::confinement::Confinement;
 use crate::driver::{CaptureFiles, Identity, Machine, MachineSpec, Placement, ProcessRecord, Vmm, VmmError};
 use crate::probe::{Accelerator, Choice, Kvm};
-use crate::process::{self, blocking};
+use crate::process::blocking;
+use crate::strays::end_strays;
 use async_trait::async_trait;
 use machine::QemuMachine;
 use program_tree::ProgramTree;
@@ -176,14 +177,6 @@ impl QemuDriver {
         };
         self.tree.get_or_try_init(make).await.map(Arc::clone)
     }
-
-    /// Whether the process is a VMM of this driver: by its program file, since a name is easily taken.
-    fn is_ours(&self, process: &aenv_sys::process::Found) -> bool {
-        let program = process.program.to_string_lossy();
-        let program = Path::new(program.trim_end_matches(" (deleted)"));
-        program.file_name() == self.settings.program.file_name()
-            || program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("qemu-system-"))
-    }
 }
 
 #[async_trait]
@@ -218,24 +211,7 @@ impl Vmm for QemuDriver {
     }
 
     async fn reap_strays(&self, prefix: &str, keep: &[String]) -> Result<Vec<String>, VmmError> {
-        let full_prefix = process::process_name(prefix);
-        let found = blocking(
-            move || aenv_sys::process::find(|args| args[0].starts_with(&full_prefix)),
-            || "cannot list processes".to_owned(),
-        )
-        .await?;
-        let mut ended = Vec::new();
-        for process in found.iter().filter(|process| self.is_ours(process)) {
-            let Some(name) = process::vm_name(&process.args[0]) else { continue };
-            if keep.iter().any(|kept| kept == name) {
-                continue;
-            }
-            process::end(process.pid, process.start_time)
-                .await
-                .map_err(|source| VmmError::Io { context: format!("cannot end stray VMM {name}"), source })?;
-            tracing::info!(vm = name, pid = process.pid, "ended a stray VMM");
-            ended.push(name.to_owned());
-        }
+        let ended = end_strays(prefix, keep).await?;
         self.settings.confinement.sweep(prefix, keep).await?;
         Ok(ended)
     }

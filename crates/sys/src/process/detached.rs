@@ -294,6 +294,12 @@ fn set_oom_score(score: &str) -> Result<(), Errno> {
     rustix::io::write(&file, score.as_bytes()).map(drop)
 }
 
+/// Whether a program is there to be started by [`Detached`]: a path that is a file, or a name found in [`SEARCH_PATH`].
+#[must_use]
+pub fn is_installed(program: &Path) -> bool {
+    find_program(program).is_ok_and(|path| path.is_file())
+}
+
 /// Searches as a shell would, in [`SEARCH_PATH`].
 fn find_program(program: &Path) -> io::Result<PathBuf> {
     if program.components().count() != 1 || program.is_absolute() {
