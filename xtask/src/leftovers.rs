@@ -72,8 +72,13 @@ fn vmm_processes() -> Result<Vec<(u32, String)>> {
     Ok(found)
 }
 
-/// The name behind `-name`, if the program is a VMM that we name.
+/// The name behind QEMU's `-name`, or behind `--id` of Firecracker or its jailer, if it is one that we give.
 fn vm_name(arguments: &[impl AsRef<str>]) -> Option<String> {
+    let program = arguments.first()?.as_ref();
+    if program.ends_with("firecracker") || program.ends_with("jailer") {
+        let at = arguments.iter().position(|argument| argument.as_ref() == "--id")?;
+        return Some(format!("aenv-{}", arguments.get(at + 1)?.as_ref()));
+    }
     let at = arguments.iter().position(|argument| argument.as_ref() == "-name")?;
     let value = arguments.get(at + 1)?.as_ref();
     value.split([',', '=']).find(|part| part.starts_with("aenv-")).map(str::to_owned)
@@ -102,5 +107,7 @@ mod tests {
         let qemu = ["qemu", "-name", "guest=aenv-t-i1,process=aenv-t-i1"];
         assert_eq!(vm_name(&qemu).as_deref(), Some("aenv-t-i1"));
         assert_eq!(vm_name(&["qemu", "-name", "other"]), None);
+        assert_eq!(vm_name(&["/firecracker", "--id", "t-i1"]).as_deref(), Some("aenv-t-i1"));
+        assert_eq!(vm_name(&["docker", "--id", "t-i1"]), None);
     }
 }

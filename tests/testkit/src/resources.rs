@@ -17,6 +17,8 @@ pub struct Resources {
     pub tables: Vec<String>,
     /// Mounts and loop devices that mention the data directory, other than the one it lies on.
     pub mounts: Vec<String>,
+    /// Version 2 control groups of VMs, and their parent.
+    pub groups: Vec<String>,
     /// Directories of sandboxes.
     pub sandbox_directories: Vec<String>,
 }
@@ -44,6 +46,7 @@ impl Resources {
                 .filter(|line| line.ends_with(&table))
                 .collect(),
             mounts: lines_with(&mounts, &data_dir_text),
+            groups: groups(instance)?,
             sandbox_directories: names(&data_dir.join("sandboxes"), "")?,
         })
     }
@@ -72,15 +75,44 @@ pub fn vmm_of(instance: &str, sandbox: &str) -> Result<u32> {
     vmm_processes(&name)?.first().copied().with_context(|| format!("no process {name}"))
 }
 
-/// Processes whose command line names a VM that starts so.
+/// The group that is named after the instance, and those of VMs in whatever group of the first levels.
+fn groups(instance: &str) -> Result<Vec<String>> {
+    let root = Path::new("/sys/fs/cgroup");
+    if !root.join("cgroup.controllers").exists() {
+        return Ok(Vec::new());
+    }
+    let (parent, prefix) = (format!("aenv-{instance}"), format!("{instance}-"));
+    let mut found = Vec::new();
+    let mut directories = vec![(root.to_owned(), 0)];
+    while let Some((directory, depth)) = directories.pop() {
+        for name in names(&directory, "")? {
+            let path = directory.join(&name);
+            if !path.is_dir() {
+                continue;
+            }
+            if name == parent || name.starts_with(&prefix) {
+                found.push(path.display().to_string());
+            }
+            if depth < 3 {
+                directories.push((path, depth + 1));
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Processes whose command line names a VM that starts so: QEMU's by `process=`, Firecracker's and its jailer's by `--id`.
 fn vmm_processes(prefix: &str) -> Result<Vec<u32>> {
-    let wanted = format!("process={prefix}");
+    let qemu = format!("process={prefix}");
+    let firecracker = format!("--id\0{}", prefix.trim_start_matches("aenv-"));
     let mut found = Vec::new();
     for name in names(Path::new("/proc"), "")? {
         let Ok(pid) = name.parse::<u32>() else { continue };
         // Processes end while they are looked at; then they are not there.
         let command_line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        if String::from_utf8_lossy(&command_line).contains(&wanted) {
+        let command_line = String::from_utf8_lossy(&command_line);
+        if command_line.contains(&qemu) || command_line.contains(&firecracker) {
             found.push(pid);
         }
     }

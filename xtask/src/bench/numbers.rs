@@ -65,7 +65,10 @@ pub(crate) fn pss_mib(vm: &str) -> Result<f64> {
         let directory = entry.path();
         // Processes end while they are looked at.
         let Ok(command_line) = std::fs::read(directory.join("cmdline")) else { continue };
-        if !String::from_utf8_lossy(&command_line).contains(&format!("process={vm}")) {
+        let command_line = String::from_utf8_lossy(&command_line);
+        // QEMU's spelling, and Firecracker's.
+        let names = [format!("process={vm}"), format!("--id\0{}", vm.trim_start_matches("aenv-"))];
+        if !names.iter().any(|name| command_line.contains(name)) {
             continue;
         }
         let rollup =
