@@ -35,6 +35,7 @@ const PASSED_ON: &[&str] = &[
     "AENV_SUBNET",
     "AENV_TEMPLATE_MEMORY_MIB",
     "AENV_TEMPLATE_VCPUS",
+    "AENV_WARM",
     "RUST_LOG",
 ];
 

@@ -72,6 +72,7 @@ fn template(view: TemplateView) -> Template {
         envd_version: ENVD_VERSION.to_owned(),
         build_status,
         standbys: view.standbys,
+        warm: view.warm,
         stored_bytes: view.stored_bytes,
         failure,
     }

@@ -1,14 +1,23 @@
 //! Makes a sandbox: from a standby if there is one, else from the template's capture.
 //!
 //! ```text
-//! admission ─▶ claim (journal) ─▶ resume ─▶ init ─▶ Running                                  hot
-//!     │  none, or it turned out dead (once)
-//!     └─▶ turn ─▶ slot ∥ disk ─▶ restore ─▶ resume ─▶ init ─▶ Running                       cold
+//! room on the disk?
+//!  │ a hot standby is there
+//!  ├──────────▶ claim (journal) ────────────────▶ resume ─▶ init ─▶ Running                 hot
+//!  │ none           │ failed
+//!  ├─▶ turn ────────│─▶ claim (journal) ─▶ load ─▶ resume ─▶ init ─▶ Running                 warm
+//!  │   none         │           │ failed
+//!  └─▶ turn ◀───────┴───────────┘
+//!        └─▶ slot ∥ disk ─▶ prepare ─▶ load ─▶ resume ─▶ init ─▶ Running                     cold
 //! ```
+//!
+//! Only a hot claim needs no turn: the others make an emulating host busy. After one standby failed no other is tried:
+//! it may be no better, and the caller has waited enough.
 //!
 //! Runs in the sandbox's own task, so a caller that goes away stops nothing. A failed step, a kill or a shutdown in
 //! between undoes what was made.
 
+use crate::admission::Permit;
 use crate::clearing;
 use crate::error::Error;
 use crate::greeting;
@@ -19,7 +28,7 @@ use crate::node::Node;
 use crate::random;
 use crate::sandbox_task::{Command, QUEUE, SandboxTask, end_after};
 use crate::stage::{Cause, Failure, Stages};
-use crate::standby::Standby;
+use crate::standby::{Readiness, Standby};
 use crate::template::{Capture, Template};
 use crate::view::{CreateRequest, Created, Tier};
 use crate::vm::{Origin, Vm, new_record};
@@ -132,70 +141,104 @@ impl Create<'_> {
     async fn make(&self) -> Result<Made, Failure> {
         self.node.admission.check_room(&self.node.dir)?;
         let mut stages = Stages::default();
-        if let Some(standby) = self.template.pool.take() {
-            match self.claim(standby, &mut stages).await {
-                Ok(made) => return Ok(made.with(stages)),
-                Err(failure) => {
-                    if self.cancelled.is_cancelled() {
-                        return Err(failure);
-                    }
-                    self.template.pool.failed();
-                    tracing::warn!(template = %self.template.file.name, error = %failure, "a standby failed when it was claimed; making a sandbox without one");
-                }
-            }
+        let pool = &self.template.pool;
+        let hot = pool.take(Readiness::Hot);
+        let may_claim = hot.is_none();
+        if let Some(hot) = hot
+            && let Some(made) = self.claim_or_discard(hot, &mut stages).await?
+        {
+            return Ok(made.with(stages));
+        }
+        let _permit = self.turn(&mut stages).await?;
+        // A hot one may have come meanwhile.
+        let standby = if may_claim { pool.take_best() } else { None };
+        if let Some(standby) = standby
+            && let Some(made) = self.claim_or_discard(standby, &mut stages).await?
+        {
+            return Ok(made.with(stages));
         }
         Ok(self.cold_start(&mut stages).await?.with(stages))
     }
 
-    async fn claim(&self, standby: Standby, stages: &mut Stages) -> Result<Made, Failure> {
-        let Standby { mut vm, channel, .. } = standby;
-        self.node.table.begin(&vm.record.id, self.commands.clone());
-        let tenancy = self.tenancy();
-        let result = match tenancy {
-            Ok(tenancy) => {
-                vm.record.role = Role::Sandbox;
-                vm.record.phase = Phase::Starting;
-                vm.record.tenancy = Some(tenancy.clone());
-                match stages
-                    .run("claim", self.node.settings.deadlines.step, self.node.journal.claim(&vm.record))
-                    .await
-                {
-                    Ok(true) => self.wake(&mut vm, &channel, tenancy, stages).await,
-                    Ok(false) => Err(Failure::new(
-                        "claim",
-                        Cause::Unexpected("the journal knows no such standby".to_owned()),
-                    )),
-                    Err(failure) => Err(failure),
-                }
-            }
-            Err(failure) => Err(failure),
-        };
-        let made = self.keep_or_undo(vm, result, Tier::Hot).await?;
-        self.template.pool.served();
-        Ok(made)
-    }
-
-    async fn cold_start(&self, stages: &mut Stages) -> Result<Made, Failure> {
+    /// Waits for the turn to start a VM.
+    async fn turn(&self, stages: &mut Stages) -> Result<Permit<'_>, Failure> {
         let asked = Instant::now();
-        let _permit = tokio::select! {
+        let permit = tokio::select! {
             permit = self.node.admission.for_caller() => permit?,
             () = self.cancelled.cancelled() => return Err(Failure::new("admission", Cause::Cancelled)),
         };
         stages.add("admission", asked.elapsed());
+        Ok(permit)
+    }
+
+    /// Makes a standby the sandbox. None when it was of no use and is gone; an error when the create is to end.
+    async fn claim_or_discard(&self, standby: Standby, stages: &mut Stages) -> Result<Option<Made>, Failure> {
+        let Standby { mut vm, channel, readiness, .. } = standby;
+        self.node.table.begin(&vm.record.id, self.commands.clone());
+        let result = self.claim(&mut vm, &channel, readiness, stages).await;
+        match self.keep_or_undo(vm, result, readiness.tier()).await {
+            Ok(made) => {
+                self.template.pool.served(readiness);
+                Ok(Some(made))
+            }
+            Err(failure) if self.cancelled.is_cancelled() => Err(failure),
+            Err(failure) => {
+                self.template.pool.failed(readiness);
+                tracing::warn!(template = %self.template.file.name, ?readiness, error = %failure, "a standby failed when it was claimed; making a sandbox without one");
+                Ok(None)
+            }
+        }
+    }
+
+    async fn claim(
+        &self,
+        vm: &mut Vm,
+        channel: &GuestChannel,
+        readiness: Readiness,
+        stages: &mut Stages,
+    ) -> Result<(Tenancy, Instant), Failure> {
+        let tenancy = self.tenancy()?;
+        vm.record.role = Role::Sandbox;
+        vm.record.phase = Phase::Starting;
+        vm.record.tenancy = Some(tenancy.clone());
+        let limit = self.node.settings.deadlines.step;
+        if !stages.run("claim", limit, self.node.journal.claim(&vm.record)).await? {
+            let reason = "the journal knows no such standby".to_owned();
+            return Err(Failure::new("claim", Cause::Unexpected(reason)));
+        }
+        match readiness {
+            Readiness::Hot => {}
+            Readiness::Warm => self.load(vm, stages).await?,
+        }
+        self.wake(vm, channel, tenancy, stages).await
+    }
+
+    async fn cold_start(&self, stages: &mut Stages) -> Result<Made, Failure> {
         let tenancy = self.tenancy()?;
         let id = random::sandbox_id().map_err(|error| Failure::new("journal", error))?;
         let mut record = new_record(id, Role::Sandbox, self.template, Some(self.capture.key.clone()));
         record.tenancy = Some(tenancy.clone());
         self.node.table.begin(&record.id, self.commands.clone());
         let mut vm = Vm::new(record);
-        let result = match vm.make(self.node, &Origin::Capture(self.capture), stages).await {
-            Ok(()) => match vm.channel() {
-                Ok(channel) => self.wake(&mut vm, &channel, tenancy, stages).await,
-                Err(failure) => Err(failure),
-            },
-            Err(failure) => Err(failure),
-        };
+        let result = self.start_cold(&mut vm, tenancy, stages).await;
         self.keep_or_undo(vm, result, Tier::Cold).await
+    }
+
+    async fn start_cold(
+        &self,
+        vm: &mut Vm,
+        tenancy: Tenancy,
+        stages: &mut Stages,
+    ) -> Result<(Tenancy, Instant), Failure> {
+        vm.make(self.node, &Origin::Capture(self.capture), stages).await?;
+        self.load(vm, stages).await?;
+        let channel = vm.channel()?;
+        self.wake(vm, &channel, tenancy, stages).await
+    }
+
+    async fn load(&self, vm: &Vm, stages: &mut Stages) -> Result<(), Failure> {
+        self.go_on("load")?;
+        vm.load(self.node, stages).await
     }
 
     /// Turns a stopped VM without identity into a running sandbox.
@@ -213,16 +256,12 @@ impl Create<'_> {
             stages.run("deny_egress", deadlines.step, self.node.parts.slots.deny_egress(slot)).await?;
         }
         vm.resume(self.node, stages).await?;
-        let machine = Arc::clone(vm.machine("init")?);
         let init = greeting::of_sandbox(&vm.record.id, &vm.record.template_id, &tenancy)
             .map_err(|error| Failure::new("init", error))?;
+        let answered = stages.run("init", deadlines.init, channel.init(&init, deadlines.init));
         tokio::select! {
-            answer = stages.run("init", deadlines.init, channel.init(&init, deadlines.init)) => answer?,
+            answer = vm.while_alive("init", answered) => answer?,
             () = self.cancelled.cancelled() => return Err(Failure::new("init", Cause::Cancelled)),
-            exit = machine.wait() => {
-                let reason = format!("the VM ended ({:?}): {}", exit.cause, exit.detail);
-                return Err(Failure::new("init", Cause::Unexpected(reason)));
-            }
         }
         self.go_on("journal")?;
         let (deadline, end_at) = end_after(self.request.timeout);

@@ -15,6 +15,7 @@ mod journal;
 mod lifecycle;
 mod node;
 mod orchestrator;
+mod pause;
 mod purge;
 mod random;
 mod recovery;

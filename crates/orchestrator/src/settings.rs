@@ -74,8 +74,11 @@ pub struct Settings {
     pub guest: GuestArtifacts,
     /// Identity of the host's present boot, see [`crate::host_boot_id`]: VMs of another boot are gone.
     pub host_boot_id: String,
-    /// Stopped standbys to keep for every ready template.
+    /// Hot standbys to keep for every ready template: restored, greeted and stopped.
     pub standbys: usize,
+    /// Warm standbys to keep for every ready template, besides the hot ones: VMM processes that are ready to load its
+    /// capture. A create without a hot standby takes one, and hot ones are made from them.
+    pub warm: usize,
     /// Cold starts that may be under way at once.
     pub max_starting: usize,
     /// Longest life time a caller may ask for.
@@ -98,6 +101,7 @@ impl Settings {
             guest,
             host_boot_id,
             standbys: 2,
+            warm: 0,
             max_starting: 3,
             max_timeout: Duration::from_secs(24 * 3600),
             min_free_bytes: 512 << 20,

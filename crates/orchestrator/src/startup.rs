@@ -8,7 +8,7 @@ use crate::journal::{Journal, VmRecord};
 use crate::node::Node;
 use crate::recovery;
 use crate::settings::{DiskCopies, Parts, Settings, StartError};
-use crate::standby;
+use crate::standby::{self, Targets};
 use crate::table::SandboxTable;
 use crate::template::{self, Capture, Progress, Template};
 use std::collections::BTreeSet;
@@ -125,7 +125,8 @@ async fn read_templates(
     parts: &Parts,
     dir: &DataDir,
 ) -> Result<Vec<Arc<Template>>, StartError> {
-    let (guest, standbys, dir) = (settings.guest.clone(), settings.standbys, dir.clone());
+    let (guest, dir) = (settings.guest.clone(), dir.clone());
+    let standbys = Targets { hot: settings.standbys, warm: settings.warm };
     let identity = parts.vmm.identity().clone();
     blocking(move || {
         let fail = |action, path: &Path, error: std::io::Error| StartError::DataDir {

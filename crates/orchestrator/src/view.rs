@@ -28,9 +28,9 @@ pub struct CreateRequest {
 /// How ready the thing was that served a create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tier {
-    /// A stopped standby was claimed.
+    /// A standby was claimed whose guest was restored, greeted and stopped.
     Hot,
-    /// A started VMM process was loaded.
+    /// A standby was claimed whose VMM process had only to load the capture.
     Warm,
     /// Everything was made for this request.
     Cold,
@@ -147,8 +147,10 @@ pub struct TemplateView {
     pub created_at: jiff::Timestamp,
     /// How many sandboxes were made from it since the node started.
     pub spawn_count: u64,
-    /// Stopped standbys waiting to be claimed.
+    /// Hot standbys waiting to be claimed.
     pub standbys: usize,
+    /// Warm standbys waiting to be claimed.
+    pub warm: usize,
 }
 
 /// Opens TCP connections into one sandbox.

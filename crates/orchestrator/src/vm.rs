@@ -48,7 +48,8 @@ impl Vm {
         Self { record, slot: None, machine: None }
     }
 
-    /// Takes a network, makes the disk and starts the VMM. Its vCPUs are stopped after a restore and run after a boot.
+    /// Takes a network, makes the disk and starts the VMM: prepared for a capture that is still to be loaded, or with a
+    /// guest that boots.
     pub(crate) async fn make(
         &mut self,
         node: &Node,
@@ -86,17 +87,38 @@ impl Vm {
     }
 
     async fn start(&mut self, node: &Node, origin: &Origin<'_>, stages: &mut Stages) -> Result<(), Failure> {
-        let placement = node.placement(&self.record.id, self.slot("restore")?);
+        let placement = node.placement(&self.record.id, self.slot("prepare")?);
         let (vmm, spec, limit) = (&node.parts.vmm, &self.record.spec, node.settings.deadlines.step);
         let machine = match origin {
             Origin::Capture(capture) => {
-                stages.run("restore", limit, vmm.restore(spec, &capture.files, placement)).await?
+                stages.run("prepare", limit, vmm.prepare(spec, &capture.files, placement)).await?
             }
             Origin::Rootfs(_) => stages.run("boot", limit, vmm.boot(spec, placement)).await?,
         };
         self.record.process = Some(machine.record().clone());
         self.machine = Some(Arc::from(machine));
         self.note(node).await
+    }
+
+    /// Loads the capture the VMM was prepared for; the vCPUs are stopped after it.
+    pub(crate) async fn load(&self, node: &Node, stages: &mut Stages) -> Result<(), Failure> {
+        stages.run("load", node.settings.deadlines.step, self.machine("load")?.load()).await
+    }
+
+    /// Does something with the guest; fails as soon as the VM ends.
+    pub(crate) async fn while_alive<T>(
+        &self,
+        stage: &'static str,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let machine = self.machine(stage)?;
+        tokio::select! {
+            done = work => done,
+            exit = machine.wait() => {
+                let reason = format!("the VM ended ({:?}): {}", exit.cause, exit.detail);
+                Err(Failure::new(stage, Cause::Unexpected(reason)))
+            }
+        }
     }
 
     /// Lets the vCPUs run.

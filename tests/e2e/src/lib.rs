@@ -47,7 +47,7 @@ pub fn own_settings(number: u8, data_dir: &Path) -> NodeSettings {
         data_dir: data_dir.to_owned(),
         instance: format!("t{number}"),
         subnet: format!("100.{}.0.0/16", 66 + number),
-        variables: vec![("AENV_STANDBYS".to_owned(), "0".to_owned())],
+        variables: ["AENV_STANDBYS", "AENV_WARM"].map(|name| (name.to_owned(), "0".to_owned())).into(),
         launcher: Vec::new(),
     }
 }

@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::watch;
 
-use crate::fake_vmm::process::FakeProcess;
+use crate::fake_vmm::process::{FakeProcess, Guest};
 
-/// A call that can go wrong.
+/// A call that can go wrong. `Restore` is the start of a VMM process for a capture, `Load` the loading of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names are those of the calls")]
 pub enum Operation {
@@ -215,10 +215,18 @@ impl FakeHost {
         self.process(name).map(|process| process.is_running())
     }
 
+    /// Whether a VM has a guest, and is not only a process that is prepared for one; none when there is no such VM.
+    pub fn has_guest(&self, name: &str) -> Option<bool> {
+        self.process(name).map(|process| process.guest() != Guest::None)
+    }
+
     /// Stops or continues a VM's vCPUs behind the node's back.
+    ///
+    /// # Panics
+    /// When the VM has no guest yet: the test is wrong.
     pub fn set_running(&self, name: &str, running: bool) {
         if let Some(process) = self.process(name) {
-            process.set_running(running);
+            process.run(running).expect("a VM with a guest");
         }
     }
 

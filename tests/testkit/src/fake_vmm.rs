@@ -10,7 +10,7 @@ use aenv_vmm::{
     ProcessRecord, Vmm, VmmError,
 };
 use async_trait::async_trait;
-use process::FakeProcess;
+use process::{FakeProcess, Guest};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +43,7 @@ impl FakeVmm {
     async fn start(
         &self,
         operation: Operation,
-        running: bool,
+        guest: Guest,
         placement: Placement,
     ) -> Result<Box<dyn Machine>, VmmError> {
         let start_error =
@@ -55,7 +55,7 @@ impl FakeVmm {
         if self.host.process(&placement.name).is_some() {
             return Err(start_error("a VM of that name runs".to_owned()));
         }
-        let process = FakeProcess::start(&self.host, &placement, running)
+        let process = FakeProcess::start(&self.host, &placement, guest)
             .map_err(|source| VmmError::Io { context: "starting a fake guest".to_owned(), source })?;
         self.host.add(Arc::clone(&process));
         if call.is_fatal() {
@@ -81,7 +81,7 @@ impl Vmm for FakeVmm {
     }
 
     async fn boot(&self, _spec: &MachineSpec, placement: Placement) -> Result<Box<dyn Machine>, VmmError> {
-        self.start(Operation::Boot, true, placement).await
+        self.start(Operation::Boot, Guest::Running, placement).await
     }
 
     async fn prepare(
@@ -93,7 +93,7 @@ impl Vmm for FakeVmm {
         for path in [&capture.memory, &capture.state] {
             exists(path).map_err(|reason| VmmError::Start { program: "fake VMM".to_owned(), reason })?;
         }
-        self.start(Operation::Restore, false, placement).await
+        self.start(Operation::Restore, Guest::None, placement).await
     }
 
     async fn adopt(
@@ -146,17 +146,18 @@ impl FakeMachine {
     async fn command(
         &self,
         operation: Operation,
-        effect: impl FnOnce(&FakeProcess) + Send,
+        effect: impl FnOnce(&FakeProcess) -> Result<(), String> + Send,
     ) -> Result<(), VmmError> {
-        let call = self.host.begin(operation).await.map_err(|reason| VmmError::Command {
+        let refused = |reason: String| VmmError::Command {
             name: self.process.name().to_owned(),
             command: format!("{operation:?}"),
             reason,
-        })?;
+        };
+        let call = self.host.begin(operation).await.map_err(refused)?;
         if let Some(exit) = self.process.exit() {
             return Err(VmmError::Gone { name: self.process.name().to_owned(), detail: exit.detail });
         }
-        effect(&self.process);
+        effect(&self.process).map_err(refused)?;
         if call.is_fatal() {
             self.host.end(&self.process, planned_death());
         }
@@ -172,21 +173,25 @@ impl Machine for FakeMachine {
     }
 
     async fn load(&self) -> Result<(), VmmError> {
-        self.command(Operation::Load, |_| ()).await
+        self.command(Operation::Load, FakeProcess::load).await
     }
 
     async fn is_running(&self) -> Result<bool, VmmError> {
         let mut running = false;
-        self.command(Operation::IsRunning, |process| running = process.is_running()).await?;
+        self.command(Operation::IsRunning, |process| {
+            running = process.is_running();
+            Ok(())
+        })
+        .await?;
         Ok(running)
     }
 
     async fn resume(&self) -> Result<(), VmmError> {
-        self.command(Operation::Resume, |process| process.set_running(true)).await
+        self.command(Operation::Resume, |process| process.run(true)).await
     }
 
     async fn stop(&self) -> Result<(), VmmError> {
-        self.command(Operation::Stop, |process| process.set_running(false)).await
+        self.command(Operation::Stop, |process| process.run(false)).await
     }
 
     async fn capture(&self, into: &CaptureFiles) -> Result<CaptureReport, VmmError> {
@@ -197,6 +202,7 @@ impl Machine for FakeMachine {
             } else {
                 std::fs::write(&into.memory, b"memory").and_then(|()| std::fs::write(&into.state, b"state"))
             };
+            Ok(())
         })
         .await?;
         written.map_err(|source| VmmError::Io { context: "writing a fake capture".to_owned(), source })?;

@@ -45,6 +45,7 @@ impl Harness {
         let guest = GuestArtifacts { kernel: path("kernel"), initramfs: path("initramfs") };
         let settings = Settings {
             standbys,
+            warm: 0,
             min_free_bytes: 1,
             disk_copies: DiskCopies::FullCopyAllowed,
             deadlines: Deadlines { settle: Duration::ZERO, ..Deadlines::default() },

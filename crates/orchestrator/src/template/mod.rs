@@ -16,7 +16,7 @@ pub(crate) use file::{Capture, TemplateFile, capture_key, read_all, remove_stale
 pub use import::{ImportError, Imported, import_template};
 pub(crate) use prepare::prepare;
 
-use crate::standby::StandbyPool;
+use crate::standby::{Readiness, StandbyPool, Targets};
 use crate::view::{TemplateState, TemplateView};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,7 +51,7 @@ pub(crate) struct Template {
 }
 
 impl Template {
-    pub(crate) fn new(file: TemplateFile, dir: PathBuf, disk_mib: u64, key: String, standbys: usize) -> Self {
+    pub(crate) fn new(file: TemplateFile, dir: PathBuf, disk_mib: u64, key: String, standbys: Targets) -> Self {
         Self {
             file,
             dir,
@@ -111,7 +111,8 @@ impl Template {
             stored_bytes: self.stored_bytes.load(Ordering::Relaxed),
             created_at: self.file.created_at,
             spawn_count: self.spawned.load(Ordering::Relaxed),
-            standbys: self.pool.len(),
+            standbys: self.pool.len(Readiness::Hot),
+            warm: self.pool.len(Readiness::Warm),
         }
     }
 }

@@ -30,8 +30,8 @@ async fn use_node(node: Orchestrator, promised: Arc<Mutex<HashSet<SandboxId>>>) 
     node.kill(&first).await.unwrap();
 }
 
-/// The node's work hangs at call `at`; then the node is killed. False when the work ended before that.
-fn crash_at(world: &World, standbys: usize, at: usize, fault: Fault) -> bool {
+/// The work of a node with hot and warm standbys hangs at call `at`; then the node is killed. False when the work ended before that.
+fn crash_at(world: &World, (standbys, warm): (usize, usize), at: usize, fault: Fault) -> bool {
     let promised = Arc::new(Mutex::new(HashSet::new()));
     let node = runtime();
     world.host.fail_any(at, fault);
@@ -39,11 +39,13 @@ fn crash_at(world: &World, standbys: usize, at: usize, fault: Fault) -> bool {
         let promised = Arc::clone(&promised);
         node.block_on(async {
             let work = async {
-                let node = world.start(standbys).await;
+                let node = world.start_warm(standbys, warm).await;
                 use_node(node.clone(), promised).await;
                 // The rest of the kill, and the refilled pool.
                 eventually("settled", || {
-                    node.templates()[0].standbys == standbys && world.host.counts().slots == 1 + standbys
+                    let template = &node.templates()[0];
+                    (template.standbys, template.warm) == (standbys, warm)
+                        && world.host.counts().slots == 1 + standbys + warm
                 })
                 .await;
             };
@@ -79,7 +81,7 @@ fn check_recovery(world: &World, promised: &HashSet<SandboxId>) {
     });
 }
 
-fn crash_everywhere(standbys: usize, fault: Fault) {
+fn crash_everywhere(standbys: (usize, usize), fault: Fault) {
     let mut at = 0;
     loop {
         let world = runtime().block_on(World::prepared());
@@ -93,22 +95,34 @@ fn crash_everywhere(standbys: usize, fault: Fault) {
 
 #[test]
 fn a_node_killed_before_any_step_of_cold_creates_leaks_and_loses_nothing() {
-    crash_everywhere(0, Fault::HangBefore);
+    crash_everywhere((0, 0), Fault::HangBefore);
 }
 
 #[test]
 fn a_node_killed_after_any_step_of_cold_creates_leaks_and_loses_nothing() {
-    crash_everywhere(0, Fault::LoseReply);
+    crash_everywhere((0, 0), Fault::LoseReply);
 }
 
 #[test]
 fn a_node_killed_before_any_step_with_standbys_leaks_and_loses_nothing() {
-    crash_everywhere(1, Fault::HangBefore);
+    crash_everywhere((1, 0), Fault::HangBefore);
 }
 
 #[test]
 fn a_node_killed_after_any_step_with_standbys_leaks_and_loses_nothing() {
-    crash_everywhere(1, Fault::LoseReply);
+    crash_everywhere((1, 0), Fault::LoseReply);
+}
+
+#[test]
+fn a_node_killed_before_any_step_with_warm_standbys_leaks_and_loses_nothing() {
+    crash_everywhere((0, 1), Fault::HangBefore);
+    crash_everywhere((1, 1), Fault::HangBefore);
+}
+
+#[test]
+fn a_node_killed_after_any_step_with_warm_standbys_leaks_and_loses_nothing() {
+    crash_everywhere((0, 1), Fault::LoseReply);
+    crash_everywhere((1, 1), Fault::LoseReply);
 }
 
 #[test]

@@ -8,9 +8,10 @@ use proptest::prelude::*;
 use std::time::Duration;
 
 /// The stage that a failing call is reported as.
-const STEPS: [(Operation, &str); 4] = [
+const STEPS: [(Operation, &str); 5] = [
     (Operation::Acquire, "stage slot"),
-    (Operation::Restore, "stage restore"),
+    (Operation::Restore, "stage prepare"),
+    (Operation::Load, "stage load"),
     (Operation::Resume, "stage resume"),
     (Operation::Init, "stage init"),
 ];
@@ -59,7 +60,7 @@ async fn a_step_that_hangs_is_given_up_and_undone() {
 async fn a_vm_that_dies_while_it_is_made_fails_the_create() {
     let world = World::prepared().await;
     let node = world.start(0).await;
-    for operation in [Operation::Restore, Operation::Resume] {
+    for operation in [Operation::Restore, Operation::Load, Operation::Resume] {
         world.host.fail_call(operation, 0, Fault::Die);
         let begin = std::time::Instant::now();
         assert!(matches!(node.create(request()).await, Err(Error::Internal { .. })), "{operation:?}");

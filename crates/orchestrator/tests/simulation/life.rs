@@ -16,7 +16,7 @@ async fn a_sandbox_from_cold_to_kill() {
     let sandbox = created.sandbox;
     assert_eq!(created.tier, Tier::Cold);
     let stages: Vec<_> = created.stages.iter().map(|stage| stage.name).collect();
-    assert_eq!(stages, ["admission", "slot", "disk", "restore", "resume", "init", "journal"]);
+    assert_eq!(stages, ["admission", "slot", "disk", "prepare", "load", "resume", "init", "journal"]);
 
     let inits = world.host.inits(&World::vm_name(&sandbox.id));
     assert_eq!(inits.len(), 1);

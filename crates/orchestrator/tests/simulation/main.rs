@@ -5,4 +5,5 @@
 mod crash;
 mod faults;
 mod life;
+mod warm;
 mod world;

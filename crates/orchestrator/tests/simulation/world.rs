@@ -46,6 +46,7 @@ impl World {
         let guest = GuestArtifacts { kernel: self.path("kernel"), initramfs: self.path("initramfs") };
         Settings {
             standbys,
+            warm: 0,
             min_free_bytes: 1,
             disk_copies: DiskCopies::FullCopyAllowed,
             deadlines: Deadlines { settle: Duration::ZERO, ..Deadlines::default() },
@@ -65,13 +66,19 @@ impl World {
         self.start_with(self.settings(standbys)).await.unwrap()
     }
 
+    /// As [`Self::start`], with warm standbys too.
+    pub(crate) async fn start_warm(&self, standbys: usize, warm: usize) -> Orchestrator {
+        self.start_with(Settings { warm, ..self.settings(standbys) }).await.unwrap()
+    }
+
     pub(crate) async fn start_with(&self, settings: Settings) -> Result<Orchestrator, StartError> {
-        let standbys = settings.standbys;
+        let (standbys, warm) = (settings.standbys, settings.warm);
         let node = self.open(settings).await?;
         eventually("the template is ready", || {
-            node.templates()
-                .iter()
-                .all(|template| template.state == TemplateState::Ready && template.standbys == standbys)
+            node.templates().iter().all(|template| {
+                template.state == TemplateState::Ready
+                    && (template.standbys, template.warm) == (standbys, warm)
+            })
         })
         .await;
         Ok(node)

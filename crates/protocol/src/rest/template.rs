@@ -43,9 +43,12 @@ pub struct Template {
     pub envd_version: String,
     /// Whether it can be used.
     pub build_status: TemplateBuildStatus,
-    /// Stopped standbys that wait to be claimed. Ours alone.
+    /// Hot standbys that wait to be claimed. Ours alone.
     #[serde(default)]
     pub standbys: usize,
+    /// Warm standbys that wait to be claimed. Ours alone.
+    #[serde(default)]
+    pub warm: usize,
     /// Bytes its files occupy on this node. Ours alone.
     #[serde(default)]
     pub stored_bytes: u64,

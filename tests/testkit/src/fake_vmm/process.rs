@@ -18,12 +18,23 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+/// What is in a VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Guest {
+    /// Nothing yet: the process is prepared for a capture.
+    None,
+    /// A guest whose vCPUs stand still.
+    Stopped,
+    /// A guest that answers.
+    Running,
+}
+
 /// A live or ended VM.
 pub(crate) struct FakeProcess {
     name: String,
     netns: PathBuf,
     record: ProcessRecord,
-    running: watch::Sender<bool>,
+    guest: watch::Sender<Guest>,
     exit: watch::Sender<Option<Exit>>,
     ports: Mutex<HashMap<u16, SocketAddr>>,
     inits: Mutex<Vec<InitRequest>>,
@@ -35,7 +46,7 @@ impl FakeProcess {
     pub(crate) fn start(
         host: &Arc<FakeHost>,
         placement: &Placement,
-        running: bool,
+        guest: Guest,
     ) -> std::io::Result<Arc<Self>> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
         listener.set_nonblocking(true)?;
@@ -49,7 +60,7 @@ impl FakeProcess {
                 start_time: u64::from(number),
                 control_socket: placement.run_dir.join("fake.sock"),
             },
-            running: watch::Sender::new(running),
+            guest: watch::Sender::new(guest),
             exit: watch::Sender::new(None),
             ports: Mutex::new(HashMap::from([(ENVD_PORT, address)])),
             inits: Mutex::default(),
@@ -76,11 +87,29 @@ impl FakeProcess {
     }
 
     pub(crate) fn is_running(&self) -> bool {
-        *self.running.borrow()
+        self.guest() == Guest::Running
     }
 
-    pub(crate) fn set_running(&self, running: bool) {
-        self.running.send_replace(running);
+    pub(crate) fn guest(&self) -> Guest {
+        *self.guest.borrow()
+    }
+
+    /// Puts a stopped guest into a prepared process.
+    pub(crate) fn load(&self) -> Result<(), String> {
+        if self.guest() != Guest::None {
+            return Err("it was not prepared for a capture, or has loaded it".to_owned());
+        }
+        self.guest.send_replace(Guest::Stopped);
+        Ok(())
+    }
+
+    /// Lets the vCPUs run, or stops them.
+    pub(crate) fn run(&self, running: bool) -> Result<(), String> {
+        if self.guest() == Guest::None {
+            return Err("no capture was loaded".to_owned());
+        }
+        self.guest.send_replace(if running { Guest::Running } else { Guest::Stopped });
+        Ok(())
     }
 
     pub(crate) fn exit(&self) -> Option<Exit> {
@@ -141,8 +170,8 @@ async fn answer(
     host: Weak<FakeHost>,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
-    let mut running = process.running.subscribe();
-    running.wait_for(|running| *running).await.expect("the process holds the sender");
+    let mut guest = process.guest.subscribe();
+    guest.wait_for(|guest| *guest == Guest::Running).await.expect("the process holds the sender");
     let status = |status: StatusCode| {
         let mut response = Response::new(Full::default());
         *response.status_mut() = status;

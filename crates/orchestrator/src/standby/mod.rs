@@ -1,0 +1,187 @@
+//! Standbys: VMs made before anyone asks for them, in two degrees of readiness.
+//!
+//! A standby has no identity, environment, token or user process. Its life:
+//!
+//! ```text
+//! slot ∥ disk ─▶ VMM process prepared ─▶ warm, in the pool ───────────────────────────┬─▶ taken by one create
+//!                          │                     │                                    │   (the journal decides)
+//!                          └─────────────────────┴▶ load ─▶ resume ─▶ GET /health,    │
+//!                                  rehearsals ─▶ stop ─▶ hot, in the pool ────────────┘
+//!     any failure, or its death in the pool ─▶ removed, replaced after a pause that grows with the failures in a row
+//! ```
+//!
+//! Rehearsed are `/init` with nobody's name, whose settings the real one replaces, and a shell that ends at once: an
+//! emulating VMM has then translated that code, the pages it touches are there, and the connection is kept.
+//! The pool owns its standbys until they are taken. Standbys of an earlier process are removed, not adopted: nobody
+//! waits for them, and their connections are gone. To the journal both kinds are the same: whole, and claimed once.
+
+mod pool;
+
+pub(crate) use pool::{Readiness, StandbyPool, Targets};
+
+use crate::clearing;
+use crate::greeting;
+use crate::guest_channel::GuestChannel;
+use crate::journal::Role;
+use crate::node::Node;
+use crate::random;
+use crate::stage::{Cause, Failure, Stages};
+use crate::template::{Capture, Template};
+use crate::vm::{Origin, Vm, new_record};
+use aenv_protocol::ids::TemplateId;
+use pool::Next;
+use std::sync::Arc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// Greetings rehearsed: the first one makes files, the second one changes them, as the real one will.
+const GREETINGS_REHEARSED: usize = 2;
+
+/// A VM that can become a sandbox.
+pub(crate) struct Standby {
+    pub(crate) vm: Vm,
+    /// Of a hot one, with the connection of the greeting.
+    pub(crate) channel: GuestChannel,
+    /// How far it is.
+    pub(crate) readiness: Readiness,
+    /// Ends the task that watches for its death in the pool.
+    taken: CancellationToken,
+}
+
+/// Keeps a ready template's pool filled until the node shuts down, then removes what is in it.
+pub(crate) async fn keep_filled(node: Arc<Node>, template: Arc<Template>, capture: Arc<Capture>) {
+    let pool = &template.pool;
+    while node.stopping.run_until_cancelled(pool.wanted()).await.is_some() {
+        let permit = match node.stopping.run_until_cancelled(node.admission.for_background()).await {
+            Some(Ok(permit)) => permit,
+            Some(Err(failure)) => {
+                // Only when the node's permits are gone, which end with it.
+                tracing::error!(template = %template.file.name, error = %failure, "no standbys are made any more");
+                break;
+            }
+            None => break,
+        };
+        // The turn may have come late: what is wanted now?
+        let Next::Make(readiness) = pool.next(Instant::now()) else { continue };
+        let made = make(&node, &template, &capture, readiness).await;
+        drop(permit);
+        match made {
+            Ok(standby) => {
+                let watcher = watch(Arc::clone(&node), Arc::clone(&template), &standby);
+                // In this order, or one that is dead already would never be found in the pool.
+                pool.put(standby);
+                node.tasks.spawn(watcher);
+            }
+            Err(_) if node.stopping.is_cancelled() => break,
+            Err(failure) => {
+                let pause = pool.failed(readiness);
+                tracing::warn!(
+                    template = %template.file.name, ?readiness, error = %failure, again_in = ?pause, "no standby could be made"
+                );
+            }
+        }
+    }
+    while let Some(standby) = pool.take_best() {
+        clearing::discard(&node, standby.vm).await;
+    }
+}
+
+/// Makes a standby; a hot one from a warm one when there is one. What a failure leaves is removed.
+async fn make(
+    node: &Arc<Node>,
+    template: &Template,
+    capture: &Capture,
+    readiness: Readiness,
+) -> Result<Standby, Failure> {
+    match readiness {
+        Readiness::Warm => prepare(node, template, capture).await,
+        Readiness::Hot => {
+            let warm = match template.pool.take(Readiness::Warm) {
+                Some(warm) => warm,
+                None => prepare(node, template, capture).await?,
+            };
+            match heat(node, &warm).await {
+                Ok(()) => {
+                    Ok(Standby { readiness: Readiness::Hot, taken: CancellationToken::new(), ..warm })
+                }
+                Err(failure) => {
+                    clearing::discard(node, warm.vm).await;
+                    Err(failure)
+                }
+            }
+        }
+    }
+}
+
+/// Makes a warm standby.
+async fn prepare(node: &Arc<Node>, template: &Template, capture: &Capture) -> Result<Standby, Failure> {
+    node.admission.check_room(&node.dir)?;
+    let id = random::sandbox_id().map_err(|error| Failure::new("journal", error))?;
+    let mut vm = Vm::new(new_record(id, Role::Standby, template, Some(capture.key.clone())));
+    match prepare_vm(node, &mut vm, capture).await {
+        Ok(channel) => {
+            Ok(Standby { vm, channel, readiness: Readiness::Warm, taken: CancellationToken::new() })
+        }
+        Err(failure) => {
+            clearing::discard(node, vm).await;
+            Err(failure)
+        }
+    }
+}
+
+async fn prepare_vm(node: &Arc<Node>, vm: &mut Vm, capture: &Capture) -> Result<GuestChannel, Failure> {
+    let mut stages = Stages::default();
+    vm.make(node, &Origin::Capture(capture), &mut stages).await?;
+    vm.started(node, &mut stages).await?;
+    vm.channel()
+}
+
+/// Makes a warm VM hot.
+async fn heat(node: &Arc<Node>, Standby { vm, channel, .. }: &Standby) -> Result<(), Failure> {
+    let mut stages = Stages::default();
+    vm.load(node, &mut stages).await?;
+    vm.resume(node, &mut stages).await?;
+    let limit = node.settings.deadlines.greeting;
+    let greeted = async {
+        stages.run("greeting", limit, channel.wait_until_healthy(limit)).await?;
+        rehearse(channel, &vm.record.template_id, limit, &mut stages).await
+    };
+    tokio::select! {
+        greeted = vm.while_alive("greeting", greeted) => greeted?,
+        () = node.stopping.cancelled() => return Err(Failure::new("greeting", Cause::Cancelled)),
+    }
+    vm.stop(node, &mut stages).await
+}
+
+/// Has the guest do once what its first client will make it do. Nothing of it stays: the next `/init` replaces what this
+/// one sets, and the shell has ended.
+async fn rehearse(
+    channel: &GuestChannel,
+    template: &TemplateId,
+    limit: std::time::Duration,
+    stages: &mut Stages,
+) -> Result<(), Failure> {
+    for _ in 0..GREETINGS_REHEARSED {
+        let init = greeting::rehearsal(template).map_err(|error| Failure::new("greeting", error))?;
+        stages.run("greeting", limit, channel.init(&init, limit)).await?;
+    }
+    stages.run("greeting", limit, channel.rehearse_command(limit)).await
+}
+
+/// Removes a standby that dies in the pool. (Not `async fn`: it must not borrow the standby.)
+fn watch(node: Arc<Node>, template: Arc<Template>, standby: &Standby) -> impl Future<Output = ()> + use<> {
+    let (machine, taken, id) =
+        (standby.vm.machine.clone(), standby.taken.clone(), standby.vm.record.id.clone());
+    async move {
+        let Some(machine) = machine else { return };
+        let exit = tokio::select! {
+            exit = machine.wait() => exit,
+            () = taken.cancelled() => return,
+        };
+        if let Some(dead) = template.pool.remove(&id) {
+            tracing::warn!(sandbox = %id, readiness = ?dead.readiness, cause = ?exit.cause, detail = %exit.detail, "a standby died; replacing it");
+            template.pool.failed(dead.readiness);
+            clearing::discard(&node, dead.vm).await;
+        }
+    }
+}
