@@ -19,7 +19,7 @@ pub(crate) struct Admission {
     min_free_bytes: u64,
 }
 
-/// The right to start one VM, until dropped.
+/// The right to start one VM (or, to one who wants that nobody does, all such rights), until dropped.
 pub(crate) struct Permit<'a> {
     _starting: SemaphorePermit<'a>,
     _background: Option<SemaphorePermit<'a>>,
@@ -82,6 +82,17 @@ impl Admission {
         let starting = self.starting.acquire().await.map_err(|error| closed(error.to_string()))?;
         Ok(Permit { _starting: starting, _background: Some(background) })
     }
+
+    /// Waits until no VM is being started and no caller waits to; then nobody may until this is dropped.
+    pub(crate) async fn for_nobody_else(&self) -> Result<Permit<'_>, Failure> {
+        let closed = |reason: String| Failure::new("admission", Cause::Unexpected(reason));
+        let all = u32::try_from(self.max_starting).map_err(|error| closed(error.to_string()))?;
+        let background = self.background.acquire().await.map_err(|error| closed(error.to_string()))?;
+        let mut waiting = self.waiting.subscribe();
+        waiting.wait_for(|callers| *callers == 0).await.map_err(|error| closed(error.to_string()))?;
+        let starting = self.starting.acquire_many(all).await.map_err(|error| closed(error.to_string()))?;
+        Ok(Permit { _starting: starting, _background: Some(background) })
+    }
 }
 
 /// Counts one waiting caller for as long as it lives.
@@ -139,6 +150,20 @@ mod tests {
             task.await.unwrap();
         }
         assert_eq!(*order.lock().unwrap(), ["caller", "second caller", "background"]);
+    }
+
+    #[tokio::test]
+    async fn one_who_wants_to_be_alone_waits_for_all_and_lets_nobody_in() {
+        let admission = Admission::new(2, Duration::from_millis(50), 0);
+        let limit = Duration::from_millis(50);
+        let running = admission.for_caller().await.unwrap();
+        assert!(tokio::time::timeout(limit, admission.for_nobody_else()).await.is_err());
+        assert!(admission.for_caller().await.is_ok(), "one who gave up holds nothing");
+        drop(running);
+        let alone = admission.for_nobody_else().await.unwrap();
+        assert!(admission.for_caller().await.is_err());
+        drop(alone);
+        assert!(admission.for_caller().await.is_ok());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use crate::lifecycle::{self, Event, Phase};
 use crate::node::Node;
+use crate::pause::GrowingPause;
 use crate::stage::{Cause, timed};
 use crate::vm::{Vm, file_error};
 use aenv_network::SlotName;
@@ -13,10 +14,8 @@ use aenv_vmm::Machine;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// First pause before clearing is tried again; doubles up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// Longest pause between two attempts.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Pauses between attempts.
+const PAUSES: GrowingPause = GrowingPause::new(Duration::from_millis(500), Duration::from_secs(60));
 
 /// What a VM may have left.
 pub(crate) struct Remains {
@@ -77,14 +76,14 @@ async fn attempt(node: &Node, remains: &Remains, row: Row) -> Result<(), Cause> 
 
 /// Tries until everything is removed, or the node shuts down; then the next process goes on.
 pub(crate) async fn until_clear(node: Arc<Node>, remains: Remains, row: Row) {
-    let mut pause = FIRST_PAUSE;
+    let mut pauses = PAUSES;
     while let Err(cause) = attempt(&node, &remains, row).await {
+        let pause = pauses.take();
         tracing::warn!(sandbox = %remains.id, error = %cause, again_in = ?pause, "something of a VM could not be removed");
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             () = node.stopping.cancelled() => return,
         }
-        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 

@@ -15,9 +15,9 @@ pub enum LossCause {
     VmmKilled,
     /// The VMM ended by itself with an error.
     VmmCrashed,
-    /// The VMM reached the memory limit of its control group.
+    /// The kernel ended the VMM because the memory limit of its control group was reached, or the host's.
     OutOfMemory,
-    /// The guest daemon did not answer after a restore.
+    /// The guest daemon did not answer after an adoption. Only in journals of earlier versions: such a sandbox is kept now.
     GuestUnresponsive,
     /// The host restarted: its VMMs are gone.
     HostRestarted,

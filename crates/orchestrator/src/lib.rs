@@ -4,6 +4,7 @@
 //! layer above only translates, the crates below only act on one thing each.
 
 mod admission;
+mod adoption;
 mod clearing;
 mod create;
 mod data_dir;
@@ -24,6 +25,7 @@ pub mod settings;
 mod stage;
 mod standby;
 mod startup;
+mod strays;
 mod table;
 mod template;
 pub mod view;

@@ -1,17 +1,21 @@
 //! The driver task of one sandbox, from the moment it runs (or is found lost) to its end.
 //!
+//! A sandbox of an earlier process whose adoption is not finished runs for callers; its task goes on trying.
 //! Owns the VM, the sandbox's time and its place in the table. Requests queue to it; what it may do is decided by
 //! [`lifecycle::next`]. It ends when the sandbox is gone, or at a shutdown, when the VM is left for the next process.
 
+use crate::adoption::{self, Attempt, Held, Trouble};
 use crate::clearing::{self, Remains, Row};
 use crate::error::{Error, LossCause};
 use crate::guest_channel::GuestDialer;
 use crate::journal::{Loss, Tenancy};
 use crate::lifecycle::{self, Event, Phase, Refusal};
 use crate::node::Node;
+use crate::pause::GrowingPause;
 use crate::view::{Route, SandboxState, SandboxView};
 use crate::vm::Vm;
-use aenv_vmm::{Exit, ExitCause};
+use aenv_vmm::{Exit, ExitCause, Machine};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -44,6 +48,9 @@ pub(crate) struct SandboxTask {
     ended: CancellationToken,
     /// Removes what a lost sandbox held.
     clearing: Option<JoinHandle<()>>,
+    /// The next attempt at adopting it, until it is adopted.
+    adoption: Option<adoption::Pending>,
+    adoption_pauses: GrowingPause,
 }
 
 /// The moment `timeout` from now, on both clocks.
@@ -70,8 +77,17 @@ impl SandboxTask {
         deadline: Instant,
         commands: mpsc::Receiver<Command>,
     ) -> Self {
-        let task =
-            Self { node, vm, tenancy, deadline, commands, ended: CancellationToken::new(), clearing: None };
+        let task = Self {
+            node,
+            vm,
+            tenancy,
+            deadline,
+            commands,
+            ended: CancellationToken::new(),
+            clearing: None,
+            adoption: None,
+            adoption_pauses: adoption::PAUSES,
+        };
         task.node.table.show(task.view(), task.route());
         task
     }
@@ -120,15 +136,7 @@ impl SandboxTask {
         if self.vm.record.phase == Phase::Lost {
             self.release();
         }
-        let machine = self.vm.machine.clone();
-        let death = async move {
-            match machine {
-                Some(machine) => machine.wait().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::pin!(death);
-        let mut alive = true;
+        let mut death = death_of(self.vm.machine.clone());
         loop {
             let end = tokio::select! {
                 command = self.commands.recv() => match command {
@@ -136,9 +144,14 @@ impl SandboxTask {
                     // The table held the last sender: it has forgotten this sandbox.
                     None => Some(None),
                 },
-                exit = &mut death, if alive => {
-                    alive = false;
-                    self.lose(&exit).await;
+                exit = &mut death => {
+                    death = death_of(None);
+                    self.lose(Loss { cause: loss_cause(exit.cause), detail: exit.detail }).await;
+                    None
+                }
+                attempt = finished(&mut self.adoption) => {
+                    self.go_on_adopting(attempt).await;
+                    death = death_of(self.vm.machine.clone());
                     None
                 }
                 () = tokio::time::sleep_until(self.deadline) => self.allows(Event::Expired).is_ok().then_some(None),
@@ -146,6 +159,30 @@ impl SandboxTask {
             };
             if let Some(reply) = end {
                 return self.end(reply).await;
+            }
+        }
+    }
+
+    /// Goes on with an adoption that could not be finished at once.
+    pub(crate) fn adopt_later(&mut self, held: Held) {
+        let pause = self.adoption_pauses.take();
+        self.adoption = Some(adoption::later(&self.node, &self.vm.record, &self.tenancy, held, pause));
+    }
+
+    async fn go_on_adopting(&mut self, Attempt { held, result }: Attempt) {
+        self.adoption = None;
+        let had_slot = self.vm.slot.is_some();
+        (self.vm.slot, self.vm.machine) = (held.slot.clone(), held.machine.clone());
+        if !had_slot {
+            self.node.table.show(self.view(), self.route());
+        }
+        let id = &self.vm.record.id;
+        match result {
+            Ok(()) => tracing::info!(sandbox = %id, "adopted"),
+            Err(Trouble::Lost(loss)) => self.lose(loss).await,
+            Err(Trouble::NotNow(cause)) => {
+                tracing::warn!(sandbox = %id, error = %cause, "not adopted yet; trying again");
+                self.adopt_later(held);
             }
         }
     }
@@ -201,12 +238,13 @@ impl SandboxTask {
         Ok(())
     }
 
-    async fn lose(&mut self, exit: &Exit) {
+    async fn lose(&mut self, loss: Loss) {
         let Ok(phase) = self.allows(Event::Died) else { return };
+        self.adoption = None;
         let record = &mut self.vm.record;
-        tracing::warn!(sandbox = %record.id, cause = ?exit.cause, detail = %exit.detail, "sandbox lost");
+        tracing::warn!(sandbox = %record.id, cause = ?loss.cause, detail = %loss.detail, "sandbox lost");
         record.phase = phase;
-        record.loss = Some(Loss { cause: loss_cause(exit.cause), detail: exit.detail.clone() });
+        record.loss = Some(loss);
         self.node.table.show(self.view(), None);
         self.ended.cancel();
         if let Err(error) = self.node.journal.put(&self.vm.record).await {
@@ -228,11 +266,16 @@ impl SandboxTask {
         self.ended.cancel();
         // Whoever queued too late finds the queue closed.
         self.commands.close();
+        self.adoption = None;
         clearing::note_end(&self.node, &mut self.vm).await;
-        if let Some(clearing) = self.clearing.take()
-            && let Err(error) = clearing.await
-        {
-            tracing::error!(sandbox = %id, %error, "clearing task failed; clearing again");
+        if let Some(clearing) = self.clearing.take() {
+            // It may wait for long between its attempts, or in one; every step of it may be repeated, and is, below.
+            clearing.abort();
+            if let Err(error) = clearing.await
+                && !error.is_cancelled()
+            {
+                tracing::error!(sandbox = %id, %error, "clearing task failed; clearing again");
+            }
         }
         let ended = clearing::end_process(&self.node, &Remains::of_vm(&self.vm)).await;
         if let Some(reply) = reply {
@@ -244,6 +287,26 @@ impl SandboxTask {
         }
         clearing::discard(&self.node, self.vm).await;
         tracing::info!(sandbox = %id, "sandbox ended");
+    }
+}
+
+type Death = Pin<Box<dyn Future<Output = Exit> + Send>>;
+
+/// The end of a machine; never, when there is none.
+fn death_of(machine: Option<Arc<dyn Machine>>) -> Death {
+    Box::pin(async move {
+        match machine {
+            Some(machine) => machine.wait().await,
+            None => std::future::pending().await,
+        }
+    })
+}
+
+/// The end of an attempt; never, when there is none.
+async fn finished(adoption: &mut Option<adoption::Pending>) -> Attempt {
+    match adoption {
+        Some(attempt) => attempt.await,
+        None => std::future::pending().await,
     }
 }
 

@@ -6,6 +6,7 @@ use crate::data_dir::DataDir;
 use crate::disk::clone_blocking;
 use crate::journal::{Journal, VmRecord};
 use crate::node::Node;
+use crate::pause::GrowingPause;
 use crate::recovery;
 use crate::settings::{DiskCopies, Parts, Settings, StartError};
 use crate::standby::{self, Targets};
@@ -15,8 +16,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+/// Pauses between attempts at a template's capture: a boot makes an emulating host busy for long.
+const CAPTURE_PAUSES: GrowingPause = GrowingPause::new(Duration::from_secs(2), Duration::from_secs(600));
 
 /// Starts a node.
 pub(crate) async fn start(settings: Settings, parts: Parts) -> Result<Arc<Node>, StartError> {
@@ -76,13 +81,21 @@ async fn assemble(
     Ok(node)
 }
 
-/// Gives a template its capture, then its standbys.
+/// Gives a template its capture, however many attempts that takes, then its standbys.
 async fn make_ready(node: Arc<Node>, template: Arc<Template>) {
-    if matches!(template.progress(), Progress::Preparing) {
+    let mut pauses = CAPTURE_PAUSES;
+    loop {
+        if let Progress::Ready(capture) = template.progress() {
+            return standby::keep_filled(node, template, capture).await;
+        }
         template::prepare(&node, &template).await;
-    }
-    if let Progress::Ready(capture) = template.progress() {
-        standby::keep_filled(node, template, capture).await;
+        if let Progress::Failed(_) = template.progress() {
+            let pause = pauses.take();
+            tracing::info!(template = %template.file.name, again_in = ?pause, "the template's capture will be tried again");
+            if node.stopping.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+                return;
+            }
+        }
     }
 }
 

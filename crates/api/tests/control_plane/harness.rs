@@ -35,6 +35,11 @@ pub(crate) struct Answer {
 impl Harness {
     /// A node whose template `base` is ready; `standbys` wait to be claimed.
     pub(crate) async fn start(standbys: usize) -> Self {
+        Self::start_warm(standbys, 0).await
+    }
+
+    /// As [`Self::start`], with warm standbys too.
+    pub(crate) async fn start_warm(standbys: usize, warm: usize) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         for file in ["kernel", "initramfs", "rootfs"] {
@@ -45,7 +50,7 @@ impl Harness {
         let guest = GuestArtifacts { kernel: path("kernel"), initramfs: path("initramfs") };
         let settings = Settings {
             standbys,
-            warm: 0,
+            warm,
             min_free_bytes: 1,
             disk_copies: DiskCopies::FullCopyAllowed,
             deadlines: Deadlines { settle: Duration::ZERO, ..Deadlines::default() },
@@ -66,7 +71,9 @@ impl Harness {
         harness
             .eventually("the template is ready", || {
                 let templates = harness.orchestrator.templates();
-                templates.iter().all(|t| t.state == TemplateState::Ready && t.standbys == standbys)
+                templates
+                    .iter()
+                    .all(|t| t.state == TemplateState::Ready && (t.standbys, t.warm) == (standbys, warm))
             })
             .await;
         harness

@@ -292,6 +292,34 @@ async fn a_lost_sandbox_says_why_and_is_listed_only_to_those_who_ask() {
 }
 
 #[tokio::test]
+async fn a_sandbox_that_reached_its_memory_limit_says_so() {
+    let harness = Harness::start(0).await;
+    let id = harness.create(BASE).await;
+    assert!(harness.host.end_vm(&format!("t-{id}"), ExitCause::OutOfMemory, "memory limit reached"));
+    let gone =
+        |error: aenv_orchestrator::Error| matches!(error, aenv_orchestrator::Error::SandboxLost { .. });
+    harness
+        .eventually("the loss is seen", || harness.orchestrator.get(&id.parse().unwrap()).is_err_and(gone))
+        .await;
+    let answer = harness.refused("GET", &format!("/sandboxes/{id}"), "", 404, "memory limit").await;
+    assert_eq!(answer.body["error_code"], "out_of_memory");
+    let listed = harness.call("GET", "/v2/sandboxes?state=lost", "").await.body;
+    assert_eq!(listed[0]["lostReason"], "out_of_memory");
+}
+
+#[tokio::test]
+async fn a_warm_standby_is_shown_and_says_what_it_served() {
+    let harness = Harness::start_warm(0, 1).await;
+    let shown = harness.call("GET", "/templates", "").await.body;
+    assert_eq!((&shown[0]["standbys"], &shown[0]["warm"]), (&json!(0), &json!(1)));
+    let answer = harness.call("POST", "/v2/sandboxes", BASE).await;
+    assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.body);
+    assert_eq!(answer.headers["x-aenv-tier"], "warm");
+    let timing = answer.headers["server-timing"].to_str().unwrap();
+    assert!(timing.contains("load;dur="), "{timing}");
+}
+
+#[tokio::test]
 async fn a_node_that_fails_or_stops_says_so_with_the_right_status() {
     let harness = Harness::start(0).await;
     harness.host.fail_always(Operation::Restore, Fault::Fail);

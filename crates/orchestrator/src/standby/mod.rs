@@ -101,9 +101,7 @@ async fn make(
                 None => prepare(node, template, capture).await?,
             };
             match heat(node, &warm).await {
-                Ok(()) => {
-                    Ok(Standby { readiness: Readiness::Hot, taken: CancellationToken::new(), ..warm })
-                }
+                Ok(()) => Ok(Standby { readiness: Readiness::Hot, taken: CancellationToken::new(), ..warm }),
                 Err(failure) => {
                     clearing::discard(node, warm.vm).await;
                     Err(failure)

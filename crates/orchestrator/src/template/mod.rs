@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! Preparing ──▶ Ready(capture)        a capture for the present key was found or made
-//!     └───────▶ Failed(reason)        until the node's next start
+//!     └───────▶ Failed(reason) ──▶ … until another attempt succeeds; they are made with growing pauses
 //! ```
 
 mod file;
@@ -29,7 +29,7 @@ pub(crate) enum Progress {
     Preparing,
     /// Sandboxes can be made.
     Ready(Arc<Capture>),
-    /// Its capture could not be made.
+    /// Its capture could not be made yet.
     Failed(String),
 }
 
@@ -51,7 +51,13 @@ pub(crate) struct Template {
 }
 
 impl Template {
-    pub(crate) fn new(file: TemplateFile, dir: PathBuf, disk_mib: u64, key: String, standbys: Targets) -> Self {
+    pub(crate) fn new(
+        file: TemplateFile,
+        dir: PathBuf,
+        disk_mib: u64,
+        key: String,
+        standbys: Targets,
+    ) -> Self {
         Self {
             file,
             dir,

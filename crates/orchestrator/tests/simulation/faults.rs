@@ -166,6 +166,22 @@ async fn a_template_that_cannot_be_prepared_says_why_and_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn a_template_that_could_not_be_prepared_is_tried_again() {
+    let world = World::new();
+    world.host.fail_always(Operation::Boot, Fault::Fail);
+    let node = world.open(world.settings(0)).await.unwrap();
+    let state = || node.templates()[0].state.clone();
+    eventually("the preparation has failed", || matches!(state(), TemplateState::Failed(_))).await;
+    let boots = || world.host.log().into_iter().filter(|call| *call == Operation::Boot).count();
+    eventually("another attempt was made", || boots() == 2).await;
+    assert!(matches!(state(), TemplateState::Failed(_)), "it stays failed until it is ready");
+    world.host.heal();
+    eventually("it is ready", || state() == TemplateState::Ready).await;
+    assert_eq!(node.create(request()).await.unwrap().tier, Tier::Cold);
+    node.shutdown().await;
+}
+
+#[tokio::test]
 async fn a_capture_of_another_vmm_version_is_made_again_and_the_old_one_goes() {
     let world = World::prepared().await;
     let node = world.start(0).await;

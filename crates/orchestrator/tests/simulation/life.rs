@@ -144,6 +144,40 @@ async fn a_vm_that_dies_is_lost_with_its_cause_until_its_time_is_over() {
 }
 
 #[tokio::test]
+async fn the_memory_limit_of_a_vm_is_told_as_its_cause() {
+    let world = World::prepared().await;
+    let node = world.start(0).await;
+    let id = node.create(request()).await.unwrap().sandbox.id;
+    world.host.end_vm(&World::vm_name(&id), ExitCause::OutOfMemory, "memory limit of 512 MiB reached");
+    eventually("the loss is seen", || {
+        matches!(node.get(&id), Err(Error::SandboxLost { cause: LossCause::OutOfMemory, detail, .. })
+            if detail.contains("512 MiB"))
+    })
+    .await;
+    node.shutdown().await;
+    // Known to the next process too.
+    let node = world.start(0).await;
+    assert!(matches!(node.get(&id), Err(Error::SandboxLost { cause: LossCause::OutOfMemory, .. })));
+    node.shutdown().await;
+    world.only(0).await;
+}
+
+#[tokio::test]
+async fn a_lost_sandbox_whose_clearing_hangs_can_be_killed_at_once() {
+    let world = World::prepared().await;
+    let node = world.start(0).await;
+    let id = node.create(request()).await.unwrap().sandbox.id;
+    world.host.fail_call(Operation::Release, 0, Fault::HangBefore);
+    world.host.end_vm(&World::vm_name(&id), ExitCause::GuestPanic, "Kernel panic - not syncing");
+    world.host.wait_for_hang(1).await;
+    // Much less than the limit of the step that hangs.
+    tokio::time::timeout(Duration::from_secs(10), node.kill(&id)).await.unwrap().unwrap();
+    assert!(matches!(node.get(&id), Err(Error::SandboxNotFound(_))));
+    world.only(0).await;
+    node.shutdown().await;
+}
+
+#[tokio::test]
 async fn a_caller_that_goes_away_stops_nothing() {
     let world = World::prepared().await;
     let node = world.start(0).await;

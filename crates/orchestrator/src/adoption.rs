@@ -1,0 +1,155 @@
+//! Takes over the VM of a running sandbox from an earlier process of ours, in attempts.
+//!
+//! ```text
+//! network ─▶ VMM ─▶ vCPUs run? else resume ─▶ guest answers, and is told the time if it stood still ─▶ adopted
+//!    └─────────┴────────────┴───────────┴─▶ not now: what was taken over stays, another attempt after a pause
+//!    └─ does not exist ┴─ its process is gone ─▶ lost
+//! ```
+//!
+//! Only the end of the process (or of its network, without which nobody can reach the guest again) makes a sandbox lost. A
+//! VMM or guest that does not answer may do so later, so it is left alone until the sandbox's time is over.
+
+use crate::error::LossCause;
+use crate::greeting;
+use crate::guest_channel::GuestChannel;
+use crate::journal::{Loss, Tenancy, VmRecord};
+use crate::node::Node;
+use crate::pause::GrowingPause;
+use crate::stage::{Cause, timed};
+use aenv_network::{NetworkError, Slot};
+use aenv_vmm::{Machine, VmmError};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Pauses between attempts.
+pub(crate) const PAUSES: GrowingPause =
+    GrowingPause::new(Duration::from_millis(500), Duration::from_secs(60));
+
+/// What the attempts have taken over so far.
+#[derive(Clone, Default)]
+pub(crate) struct Held {
+    pub(crate) slot: Option<Slot>,
+    /// None again when the VMM did not do what it was asked: the next attempt connects anew.
+    pub(crate) machine: Option<Arc<dyn Machine>>,
+    /// The guest was found stopped, and has not been told the time since.
+    stood_still: bool,
+}
+
+/// Why a sandbox was not adopted.
+pub(crate) enum Trouble {
+    /// It is gone.
+    Lost(Loss),
+    /// Something does not answer, and may do so later.
+    NotNow(Cause),
+}
+
+/// How an attempt ended.
+pub(crate) struct Attempt {
+    pub(crate) held: Held,
+    pub(crate) result: Result<(), Trouble>,
+}
+
+/// An attempt that is under way, or waits for its moment.
+pub(crate) type Pending = Pin<Box<dyn Future<Output = Attempt> + Send>>;
+
+/// Tries once to take over what is not held yet.
+pub(crate) async fn attempt(node: &Node, record: &VmRecord, tenancy: &Tenancy, mut held: Held) -> Attempt {
+    let result = advance(node, record, tenancy, &mut held).await;
+    Attempt { held, result }
+}
+
+/// Another attempt after a pause.
+pub(crate) fn later(
+    node: &Arc<Node>,
+    record: &VmRecord,
+    tenancy: &Tenancy,
+    held: Held,
+    pause: Duration,
+) -> Pending {
+    let (node, record, tenancy) = (Arc::clone(node), record.clone(), tenancy.clone());
+    Box::pin(async move {
+        tokio::time::sleep(pause).await;
+        attempt(&node, &record, &tenancy, held).await
+    })
+}
+
+async fn advance(node: &Node, record: &VmRecord, tenancy: &Tenancy, held: &mut Held) -> Result<(), Trouble> {
+    let slot = match &held.slot {
+        Some(slot) => slot.clone(),
+        None => held.slot.insert(take_slot(node, record).await?).clone(),
+    };
+    let machine = match &held.machine {
+        Some(machine) => Arc::clone(machine),
+        None => Arc::clone(held.machine.insert(take_machine(node, record, &slot).await?)),
+    };
+    let channel = GuestChannel::new(&slot);
+    tokio::select! {
+        woken = wake(node, &channel, tenancy, held) => woken,
+        exit = machine.wait() => Err(lost(crate::sandbox_task::loss_cause(exit.cause), exit.detail)),
+    }
+}
+
+async fn take_slot(node: &Node, record: &VmRecord) -> Result<Slot, Trouble> {
+    let name = record
+        .slot
+        .as_ref()
+        .ok_or_else(|| lost(LossCause::VmmCrashed, "its record names no network".to_owned()))?;
+    match timed(node.settings.deadlines.step, node.parts.slots.adopt(name)).await.0 {
+        Ok(slot) => Ok(slot),
+        Err(cause @ Cause::Network(NetworkError::NotFound(_))) => {
+            Err(lost(LossCause::VmmCrashed, format!("its network is gone: {cause}")))
+        }
+        Err(cause) => Err(Trouble::NotNow(cause)),
+    }
+}
+
+async fn take_machine(node: &Node, record: &VmRecord, slot: &Slot) -> Result<Arc<dyn Machine>, Trouble> {
+    let process = record
+        .process
+        .as_ref()
+        .ok_or_else(|| lost(LossCause::VmmCrashed, "its record names no process".to_owned()))?;
+    let placement = node.placement(&record.id, slot);
+    let adopted = timed(node.settings.deadlines.step, node.parts.vmm.adopt(&record.spec, process, placement));
+    adopted.await.0.map(Arc::from).map_err(|cause| match cause {
+        Cause::Vmm(VmmError::Gone { detail, .. }) => {
+            lost(LossCause::VmmKilled, format!("its VMM ended while the node was away: {detail}"))
+        }
+        cause => Trouble::NotNow(cause),
+    })
+}
+
+/// Makes sure that the guest runs, knows the time if it stood still, and answers.
+async fn wake(
+    node: &Node,
+    channel: &GuestChannel,
+    tenancy: &Tenancy,
+    held: &mut Held,
+) -> Result<(), Trouble> {
+    let deadlines = &node.settings.deadlines;
+    if let Err(cause) = make_run(node, held).await {
+        held.machine = None;
+        return Err(Trouble::NotNow(cause));
+    }
+    let silent = |error| Trouble::NotNow(Cause::Guest(error));
+    channel.wait_until_healthy(deadlines.greeting).await.map_err(silent)?;
+    if held.stood_still {
+        channel.init(&greeting::again(tenancy), deadlines.init).await.map_err(silent)?;
+        held.stood_still = false;
+    }
+    Ok(())
+}
+
+async fn make_run(node: &Node, held: &mut Held) -> Result<(), Cause> {
+    let Some(machine) = &held.machine else { return Ok(()) };
+    let limit = node.settings.deadlines.step;
+    if !timed(limit, machine.is_running()).await.0? {
+        held.stood_still = true;
+        timed(limit, machine.resume()).await.0?;
+    }
+    Ok(())
+}
+
+fn lost(cause: LossCause, detail: String) -> Trouble {
+    Trouble::Lost(Loss { cause, detail })
+}
