@@ -104,9 +104,12 @@ pub(crate) struct ServeOptions {
     /// Fresh network slots to keep ready
     #[arg(long, env = "AENV_SLOT_POOL", default_value_t = 4)]
     pub(crate) slot_pool: usize,
-    /// Stopped standbys to keep for every template
+    /// Hot standbys to keep for every template: restored, greeted and stopped
     #[arg(long, env = "AENV_STANDBYS", default_value_t = 2)]
     pub(crate) standbys: usize,
+    /// Warm standbys to keep for every template, besides: VMM processes that are ready to load its capture
+    #[arg(long, env = "AENV_WARM", default_value_t = 2)]
+    pub(crate) warm: usize,
     /// Sandboxes that may be starting cold at once; by default one more than there are processors
     #[arg(long, env = "AENV_MAX_STARTING")]
     pub(crate) max_starting: Option<usize>,

@@ -134,6 +134,7 @@ fn orchestrator_settings(options: &ServeOptions, guest: GuestArtifacts) -> Resul
     let instance = options.instance.instance.to_string();
     let mut settings = Settings::new(&instance, options.instance.data_dir.clone(), guest, boot_id);
     settings.standbys = options.standbys;
+    settings.warm = options.warm;
     settings.max_starting = match options.max_starting {
         Some(number) => number,
         None => std::thread::available_parallelism().context("cannot count processors")?.get() + 1,

@@ -101,7 +101,7 @@ impl Settings {
             guest,
             host_boot_id,
             standbys: 2,
-            warm: 0,
+            warm: 2,
             max_starting: 3,
             max_timeout: Duration::from_secs(24 * 3600),
             min_free_bytes: 512 << 20,
