@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what building and running AgentENV needs and this machine lacks. Debian 12, Debian 13, Ubuntu 24.04; root.
 #
-# Usage: bootstrap.sh [--tests]      --tests: also what only the test suites need (venv of Python, npm)
+# Usage: bootstrap.sh [--tests]      --tests: also what only the test suites need (venv of Python, npm,
+#                                                  the nested machine's tools and, on Debian 12, the backports' package list)
 #
 # Looks for programs and files first and calls the package manager only for what is missing, so a second call is
 # instant. It only adds packages: nothing that is installed is removed or replaced by another version.
@@ -32,6 +33,7 @@ need mke2fs e2fsprogs
 need mkfs.xfs xfsprogs
 need cpio cpio
 need zstd zstd
+need lz4 lz4
 need xz xz-utils
 need losetup mount
 need pkg-config pkg-config
@@ -43,6 +45,7 @@ if [ -n "$with_tests" ]; then
   need python3 python3
   need ip iproute2
   need nft nftables
+  need setpriv util-linux
   need node nodejs
   # The packages of other sources bring npm inside nodejs.
   need npm npm
@@ -59,16 +62,24 @@ qemu_suite() {
   esac
 }
 
-# Adds the backports to apt's sources in a file of our own, from the mirror this machine uses already.
+# Adds the backports to apt's sources in a file of our own, from the mirror this machine uses already. apt names the
+# mirrors only of lists it has fetched, so this comes after `refresh_lists`, and fetches the new list itself.
+# enable_backports SUITE REASON
 enable_backports() {
-  local suite=$1 mirror
+  local suite=$1 reason=$2 mirror
   if apt-get indextargets --format '$(RELEASE)' 'Created-By: Packages' | grep -qx "$suite"; then return; fi
   mirror=$(apt-get indextargets --format '$(RELEASE) $(REPO_URI)' 'Created-By: Packages' \
     | awk -v release="$VERSION_CODENAME" '$1 == release { print $2; exit }')
   [ -n "$mirror" ] || fail "apt has no source for $VERSION_CODENAME, so the mirror of $suite is not known: add $suite to apt's sources"
-  say "enabling $suite: QEMU must be of the same version as the installed qemu-utils"
+  say "enabling $suite: $reason"
   printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nSigned-By: /usr/share/keyrings/debian-archive-keyring.gpg\n' \
     "$mirror" "$suite" > /etc/apt/sources.list.d/agentenv-backports.sources
+  refresh_lists
+}
+
+refresh_lists() {
+  local errors
+  errors=$(apt-get -q update 2>&1 >/dev/null) || { printf '%s\n' "$errors" | tail -n 5 >&2; fail "apt-get update failed"; }
 }
 
 install_packages() {
@@ -82,8 +93,10 @@ install_packages() {
   # shellcheck source=/dev/null
   . /etc/os-release
   suite=$(qemu_suite)
-  if [ ${#qemu[@]} -gt 0 ] && [ -n "$suite" ]; then enable_backports "$suite"; fi
-  apt-get -q update >"$log" 2>&1 || { tail -n 5 "$log" >&2; fail "apt-get update failed"; }
+  refresh_lists
+  if [ ${#qemu[@]} -gt 0 ] && [ -n "$suite" ]; then
+    enable_backports "$suite" "QEMU must be of the same version as the installed qemu-utils"
+  fi
   if [ ${#others[@]} -gt 0 ]; then
     apt-get -q install -y --no-install-recommends "${others[@]}" >"$log" 2>&1 \
       || { tail -n 20 "$log" >&2; fail "cannot install ${others[*]}"; }
@@ -113,6 +126,19 @@ if [ ${#missing[@]} -gt 0 ]; then
   say "installing ${missing[*]}"
   install_packages "${missing[@]}"
 fi
+# The nested machine's kernel has drivers that Debian 12's own lacks. It is unpacked from its package and never installed.
+backports_for_rig() {
+  local suite
+  # shellcheck source=/dev/null
+  . /etc/os-release
+  suite=$VERSION_CODENAME-backports
+  [ "$VERSION_CODENAME" = bookworm ] && [ -z "${RIG_KERNEL_PACKAGE:-}" ] || return 0
+  if apt-get indextargets --format '$(RELEASE)' 'Created-By: Packages' | grep -qx "$suite"; then return; fi
+  [ "$(id -u)" -eq 0 ] || fail "$suite is not among apt's sources: add it, or call this as root"
+  refresh_lists
+  enable_backports "$suite" "the kernel of the nested test machine comes from there; nothing is installed from it"
+}
+if [ -n "$with_tests" ] && command -v apt-get >/dev/null; then backports_for_rig; fi
 if ! command -v cargo >/dev/null; then
   install_rust
   command -v cargo >/dev/null || fail "cargo is still not found"

@@ -12,7 +12,7 @@ use std::process::Command;
 pub(crate) fn make(project: &Project, stages: &mut Stages) -> Result<PathBuf> {
     stages.run("build", |voice| build(project, voice))?;
     let directory = project.guest_dir();
-    let rootfs = directory.join("base-rootfs.ext4");
+    let rootfs = rootfs(project);
     stages.run("guest kernel", |voice| {
         script(project, voice, "fetch-kernel.sh", &[&directory.join("kernel")])
     })?;
@@ -28,6 +28,11 @@ pub(crate) fn make(project: &Project, stages: &mut Stages) -> Result<PathBuf> {
         script(project, voice, "build-base-rootfs.sh", &[&rootfs])
     })?;
     Ok(rootfs)
+}
+
+/// Root filesystem of the template `base`, whether it was made already or not.
+pub(crate) fn rootfs(project: &Project) -> PathBuf {
+    project.guest_dir().join("base-rootfs.ext4")
 }
 
 /// Builds all programs; the guest daemon statically, and copies it to the guest's files, because a later build for tests

@@ -1,4 +1,4 @@
-//! The test ladder: checks, unit and property tests, real guests, the unmodified SDKs, and what all that left behind.
+//! The test ladder: checks, unit and property tests, real guests, the nested production machine, the unmodified SDKs, and what all that left behind.
 //!
 //! Owns `.aenv/test` and one node of the instance `t` on a port of its own, both gone at the end. A node that `up` started
 //! is not touched. A failed rung does not stop the ones that can still run; the exit code tells whether all passed.
@@ -7,29 +7,23 @@ use crate::artifacts;
 use crate::check;
 use crate::data_area::Area;
 use crate::leftovers;
-use crate::node::{Node, Record, write_private};
+use crate::node::{Node, Record};
 use crate::process::{output_of, require_root, run_aloud};
 use crate::project::Project;
-use crate::settings::Settings;
+use crate::rig;
 use crate::stages::{Stages, say, seconds};
-use crate::up::env_text;
+use crate::test_node;
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
-
-/// Where the test area is mounted: short, because the paths of control sockets are limited to 107 bytes.
-const AREA: &str = "/run/aenv-t";
-/// Size of the image behind it; it is sparse.
-const AREA_BYTES: u64 = 24 << 30;
-/// Network of the shared node; nodes that tests start for themselves take others of 100.64.0.0/10.
-const SUBNET: &str = "100.65.0.0/16";
 
 const CHECKS: &str = "checks";
 const UNIT_TESTS: &str = "unit and property tests";
 const DRIVER_TESTS: &str = "VMM driver with real guests";
+const RIG: &str = "production stack in the nested rig";
 
 /// A rung that needs a running node.
 type Rung = fn(&Project, &Node) -> Result<()>;
@@ -54,7 +48,7 @@ pub(crate) fn run(project: &Project, options: &Options) -> Result<()> {
     let started = Instant::now();
     let except = up_instance(project);
     let mut stages = Stages::default();
-    let area = Area { directory: PathBuf::from(AREA), image: project.test_dir().join("area.xfs") };
+    let area = test_node::area(project);
     stages.attempt("clear what an interrupted run left", || clear(project, &area));
     let before = leftovers::look(project, &except)?;
 
@@ -74,6 +68,9 @@ pub(crate) fn run(project: &Project, options: &Options) -> Result<()> {
         Some(rootfs) => {
             if options.wants(DRIVER_TESTS) {
                 stages.attempt(DRIVER_TESTS, || driver_tests(project));
+            }
+            if options.wants(RIG) {
+                stages.attempt(RIG, || rig::run_all_suites(project));
             }
             with_node(project, &area, &rootfs, options, &mut stages);
         }
@@ -99,15 +96,7 @@ fn with_node(project: &Project, area: &Area, rootfs: &Path, options: &Options, s
     }
     let mut node = None;
     stages.attempt("start a node, capture the template", || {
-        std::fs::create_dir_all(project.test_dir()).context("cannot make the test directory")?;
-        area.prepare(AREA_BYTES)?;
-        let started = test_node(project, rootfs)?;
-        std::fs::create_dir_all(&started.settings.data_dir).context("cannot make the data directory")?;
-        started.import_template()?;
-        started.ensure()?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Stages::default().run("template capture", |voice| runtime.block_on(started.wait_ready(voice)))?;
-        node = Some(started);
+        node = Some(test_node::start(project, area, rootfs, &[])?);
         Ok(())
     });
     for (name, rung) in rungs {
@@ -126,28 +115,6 @@ fn up_instance(project: &Project) -> String {
     record.filter(Record::is_alive).map_or_else(|| "a".to_owned(), |record| record.instance)
 }
 
-fn test_node(project: &Project, rootfs: &Path) -> Result<Node> {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr())?.port();
-    let settings = Settings {
-        listen: format!("127.0.0.1:{port}"),
-        data_dir: PathBuf::from(AREA).join("t"),
-        image_bytes: AREA_BYTES,
-        instance: "t".to_owned(),
-        passed_on: vec![("AENV_SUBNET".to_owned(), SUBNET.to_owned())],
-    };
-    let key = format!("e2b_{}", hex::encode(rand::random::<[u8; 20]>()));
-    write_private(&project.test_dir().join("env"), env_text(&key, &settings.url()).as_bytes())?;
-    Ok(Node {
-        program: project.binary("aenv-node"),
-        guest_dir: project.guest_dir(),
-        rootfs: rootfs.to_owned(),
-        record: project.test_dir().join("node.json"),
-        log: project.log_dir().join("test-node.log"),
-        settings,
-        key,
-    })
-}
-
 /// Ends the node of this or an interrupted run and everything of its instance, and removes the test area.
 fn clear(project: &Project, area: &Area) -> Result<()> {
     let record = Record::read(&project.test_dir().join("node.json"));
@@ -156,7 +123,7 @@ fn clear(project: &Project, area: &Area) -> Result<()> {
     }
     if project.binary("aenv-node").exists() && record.is_some() {
         area.prepare_again()?;
-        let purged = test_node(project, Path::new(""))?.purge()?;
+        let purged = test_node::describe(project, Path::new(""), &[])?.purge()?;
         for line in purged.lines().filter(|line| !line.is_empty()) {
             say(&format!("    ended {line}"));
         }
@@ -221,18 +188,7 @@ fn end_to_end_tests(project: &Project, node: &Node) -> Result<()> {
         command.args(["--", "--test-threads", "2"]);
         command
     };
-    client_environment(&mut command, node)
-        .env("AENV_TEST_AREA", AREA)
-        .env("AENV_TEST_NODE_PROGRAM", &node.program)
-        .env("AENV_TEST_CLI_PROGRAM", project.binary("aenv"));
-    run_aloud(&mut command)
-}
-
-fn client_environment<'a>(command: &'a mut Command, node: &Node) -> &'a mut Command {
-    command
-        .env("E2B_API_KEY", &node.key)
-        .env("E2B_API_URL", node.settings.url())
-        .env("E2B_SANDBOX_URL", node.settings.url())
+    run_aloud(test_node::test_environment(&mut command, project, node))
 }
 
 /// Runs the Python tests in an environment of their own, made again when the list of packages changes.
@@ -248,7 +204,7 @@ fn python_suite(project: &Project, node: &Node, requirements: &str, environment:
     })?;
     let mut pytest = Command::new(environment.join("bin/python"));
     pytest.current_dir(&tests).args(["-B", "-m", "pytest", "-q"]);
-    run_aloud(client_environment(&mut pytest, node))
+    run_aloud(test_node::client_environment(&mut pytest, node))
 }
 
 /// Runs the JavaScript tests beside an installed SDK: Node looks for packages from the test file upwards.
@@ -266,7 +222,7 @@ fn javascript_suite(project: &Project, node: &Node) -> Result<()> {
         .context("cannot copy the tests")?;
     let mut npm = Command::new("npm");
     npm.current_dir(&environment).args(["test"]);
-    run_aloud(client_environment(&mut npm, node))
+    run_aloud(test_node::client_environment(&mut npm, node))
 }
 
 /// Calls `install` unless it succeeded before for the same list of packages.

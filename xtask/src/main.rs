@@ -6,14 +6,17 @@ mod artifacts;
 mod bench;
 mod check;
 mod data_area;
+mod fetch;
 mod http;
 mod ladder;
 mod leftovers;
 mod node;
 mod process;
 mod project;
+mod rig;
 mod settings;
 mod stages;
+mod test_node;
 mod up;
 
 use anyhow::Result;
@@ -39,8 +42,15 @@ enum Task {
     Down,
     /// `down`, and remove what tasks made, except the build output
     Clean,
-    /// The test ladder: checks, unit tests, real guests, the unmodified SDKs, leftovers
+    /// The test ladder: checks, unit tests, real guests, the nested rig, the unmodified SDKs, leftovers
     Test(ladder::Options),
+    /// Fetch the programs of dependencies.toml: Firecracker and its jailer
+    Fetch,
+    /// Run a command or the suites in the nested production machine
+    Rig(rig::Options),
+    /// The part of `rig` that runs inside
+    #[command(hide = true, subcommand)]
+    InsideRig(rig::inside::Task),
     /// Measure against the running node
     #[command(subcommand)]
     Bench(Bench),
@@ -56,7 +66,7 @@ enum Bench {
 
 fn main() -> ExitCode {
     match run(Arguments::parse().task) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             stages::complain(&format!("error: {error:#}"));
             ExitCode::FAILURE
@@ -64,16 +74,21 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(task: Task) -> Result<()> {
+fn run(task: Task) -> Result<ExitCode> {
     let project = project::Project::find()?;
     match task {
-        Task::Check => check::run(&project),
-        Task::Advisories => check::advisories(),
-        Task::Up => up::up(&project),
-        Task::Down => up::down(&project),
-        Task::Clean => up::clean(&project),
-        Task::Test(options) => ladder::run(&project, &options),
-        Task::Bench(Bench::Create(options)) => bench::create(&project, &options),
-        Task::Doctor => up::doctor(&project),
+        Task::Check => check::run(&project)?,
+        Task::Advisories => check::advisories()?,
+        Task::Up => up::up(&project)?,
+        Task::Down => up::down(&project)?,
+        Task::Clean => up::clean(&project)?,
+        Task::Test(options) => ladder::run(&project, &options)?,
+        Task::Fetch => fetch::run(&project)?,
+        // A command's own exit code is ours.
+        Task::Rig(options) => return rig::run_task(&project, &options).map(ExitCode::from),
+        Task::InsideRig(task) => rig::inside::run(&project, &task)?,
+        Task::Bench(Bench::Create(options)) => bench::create(&project, &options)?,
+        Task::Doctor => up::doctor(&project)?,
     }
+    Ok(ExitCode::SUCCESS)
 }

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! .aenv/cache/guest/    kernel, guest daemon, initramfs and root filesystem, made once
+//! .aenv/cache/vmm/      programs of others that run the guests: Firecracker and its jailer
+//! .aenv/cache/rig/      the nested production machine: kernel, initramfs, disks
 //! .aenv/data/           data directory of the node (a mount of data.xfs where the checkout cannot reflink)
 //! .aenv/log/            one log per stage, and the node's
 //! .aenv/run/node.json   the node that `up` started
@@ -48,6 +50,16 @@ impl Project {
             Some(path) => PathBuf::from(path),
             None => self.work_dir().join("cache/guest"),
         }
+    }
+
+    /// Firecracker and its jailer; beside the guest's files, and shared like them.
+    pub(crate) fn vmm_dir(&self) -> PathBuf {
+        self.guest_dir().with_file_name("vmm")
+    }
+
+    /// What the nested production machine is made of.
+    pub(crate) fn rig_dir(&self) -> PathBuf {
+        self.work_dir().join("cache/rig")
     }
 
     pub(crate) fn log_dir(&self) -> PathBuf {

@@ -1,0 +1,135 @@
+//! The suites that run in the rig, as one table. Owns nothing.
+
+use super::Carried;
+use crate::process::output_of;
+use crate::project::Project;
+use crate::stages::Stages;
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// What is proved in one boot of the rig.
+#[derive(Debug)]
+pub(super) struct Suite {
+    pub(super) name: &'static str,
+    pub(super) purpose: &'static str,
+    /// Arguments of `xtask inside-rig`; the paths of the test programs are put behind them.
+    inside: &'static [&'static str],
+    /// Test programs to build and bring in.
+    programs: &'static [TestProgram],
+}
+
+/// A test program of the workspace.
+#[derive(Debug)]
+struct TestProgram {
+    package: &'static str,
+    /// Name of the test target; the package's library has its own name.
+    target: &'static str,
+}
+
+const SUITES: &[Suite] = &[Suite {
+    name: "stack",
+    purpose: "Firecracker under its jailer boots our guest: KVM, cgroup v2, tap, network namespace",
+    inside: &["stack"],
+    programs: &[],
+}];
+
+/// The suite of that name, or all.
+pub(super) fn named(name: Option<&str>) -> Result<Vec<&'static Suite>> {
+    let wanted: Vec<_> = SUITES.iter().filter(|suite| name.is_none_or(|name| suite.name == name)).collect();
+    if wanted.is_empty() {
+        let names: Vec<_> = SUITES.iter().map(|suite| suite.name).collect();
+        bail!("there is no suite {}: there are {}", name.unwrap_or_default(), names.join(", "));
+    }
+    Ok(wanted)
+}
+
+impl Suite {
+    /// Builds its test programs; gives the command and the files to bring in.
+    pub(super) fn prepare(
+        &self,
+        project: &Project,
+        stages: &mut Stages,
+    ) -> Result<(Vec<String>, Vec<Carried>)> {
+        let mut command = vec![project.binary("xtask").display().to_string(), "inside-rig".to_owned()];
+        command.extend(self.inside.iter().map(|word| (*word).to_owned()));
+        let mut files = Vec::new();
+        if !self.programs.is_empty() {
+            let built = stages.run("test programs", |_| build_tests(project))?;
+            for program in self.programs {
+                let path = program.find(&built)?;
+                command.push(path.display().to_string());
+                files.push(Carried { host: path.clone(), inside: path });
+            }
+        }
+        Ok((command, files))
+    }
+}
+
+impl TestProgram {
+    fn find(&self, built: &[Value]) -> Result<PathBuf> {
+        let wanted = built.iter().find(|artifact| {
+            let id = artifact["package_id"].as_str().unwrap_or_default();
+            artifact["profile"]["test"] == true
+                && artifact["target"]["name"] == self.target
+                && is_package(id, self.package)
+        });
+        wanted
+            .and_then(|artifact| artifact["executable"].as_str())
+            .map(PathBuf::from)
+            .with_context(|| format!("cargo built no test program {} of {}", self.target, self.package))
+    }
+}
+
+/// Whether an id like `path+file:///checkout/crates/vmm#aenv-vmm@0.1.0` names the package; the name may stand as the last
+/// part of the path only, when both are the same.
+fn is_package(id: &str, name: &str) -> bool {
+    let (path, fragment) = id.rsplit_once('#').unwrap_or((id, ""));
+    match fragment.split_once('@') {
+        Some((named, _)) => named == name,
+        None => path.rsplit('/').next() == Some(name),
+    }
+}
+
+/// Builds all tests of the workspace (a choice of packages would be compiled with other features, so anew), and gives what
+/// cargo says about each.
+fn build_tests(project: &Project) -> Result<Vec<Value>> {
+    let mut cargo = Command::new("cargo");
+    cargo.current_dir(project.root()).args(["test", "--release", "--workspace", "--no-run"]);
+    let messages = output_of(cargo.args(["--message-format", "json-render-diagnostics"]))?;
+    messages
+        .lines()
+        .map(|line| serde_json::from_str(line).context("cargo's message is not understood"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_test_program_is_found_among_cargos_messages() {
+        let artifact = |id: &str, target: &str, test: bool| {
+            json!({ "package_id": id, "target": { "name": target }, "profile": { "test": test },
+                    "executable": format!("/target/{target}-{test}") })
+        };
+        let built = [
+            artifact("path+file:///c/crates/vmm#aenv-vmm@0.1.0", "real_guest", false),
+            artifact("path+file:///c/crates/other#other@0.1.0", "real_guest", true),
+            artifact("path+file:///c/crates/vmm#aenv-vmm@0.1.0", "real_guest", true),
+        ];
+        let program = TestProgram { package: "aenv-vmm", target: "real_guest" };
+        assert_eq!(program.find(&built).unwrap(), PathBuf::from("/target/real_guest-true"));
+        assert!(program.find(&built[..2]).is_err());
+        assert!(is_package("path+file:///c/bins/envd#0.1.0", "envd"));
+    }
+
+    #[test]
+    fn an_unknown_suite_is_refused_with_those_that_exist() {
+        assert_eq!(named(None).unwrap().len(), SUITES.len());
+        let error = named(Some("none")).unwrap_err().to_string();
+        assert!(error.contains("stack"), "{error}");
+    }
+}
