@@ -31,6 +31,9 @@ pub(crate) struct Options {
     /// Only the suite of this name
     #[arg(long, conflicts_with = "command")]
     suite: Option<String>,
+    /// Take the programs and the guest's files as they are, instead of building them
+    #[arg(long)]
+    no_build: bool,
     /// Seconds until the machine is ended, for each suite
     #[arg(long, default_value_t = 900)]
     limit: u64,
@@ -78,7 +81,9 @@ pub(crate) struct Job {
 pub(crate) fn run_task(project: &Project, options: &Options) -> Result<u8> {
     require_root()?;
     let mut stages = Stages::default();
-    artifacts::make(project, &mut stages)?;
+    if !options.no_build {
+        artifacts::make(project, &mut stages)?;
+    }
     if options.command.is_empty() {
         return run_suites(project, &mut stages, options).map(|()| 0);
     }
@@ -89,6 +94,7 @@ pub(crate) fn run_task(project: &Project, options: &Options) -> Result<u8> {
 pub(crate) fn run_all_suites(project: &Project) -> Result<()> {
     let options = Options {
         suite: None,
+        no_build: true,
         limit: 900,
         memory: 6144,
         processors: 2,

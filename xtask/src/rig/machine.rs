@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 
 /// How much of the console is shown when something fails.
 const CONSOLE_BYTES: u64 = 3000;
+/// How far back a panic is looked for: a trace of some length follows its first line.
+const PANIC_BYTES: u64 = 64 << 10;
 /// How often the console is looked at while the machine boots.
 const POLL: Duration = Duration::from_millis(200);
 /// From the report of the job's end to the end of QEMU.
@@ -144,7 +146,7 @@ impl Machine {
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => {
                 let status = self.child.wait().context("cannot wait for QEMU")?;
-                let panicked = tail(&self.console, CONSOLE_BYTES).contains("Kernel panic");
+                let panicked = tail(&self.console, PANIC_BYTES).contains("Kernel panic");
                 let what =
                     if panicked { "the rig's kernel panicked" } else { "the rig ended without a result" };
                 Err(self.failure(&format!("{what}; QEMU: {status}")))
@@ -167,6 +169,10 @@ impl Drop for Machine {
         // An error means that it has ended already, which is what is wanted.
         let _already_ended = self.child.kill();
         let _already_reaped = self.child.wait();
+        if let Some(output) = self.output.take() {
+            // What the job printed before is shown; that it failed is known and reported already.
+            let _reported_already = output.join();
+        }
     }
 }
 
