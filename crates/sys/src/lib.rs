@@ -11,6 +11,7 @@
 //! | [`memory`] | which pages of another process were written, and reading them |
 //! | [`file`] | reflinks, holes, data extents, free space |
 //! | [`tsc`] | the rate of the time-stamp counter |
+//! | [`watch`] | being told of new files in a directory |
 //! | [`guest`] | what PID 1 of a guest needs: modules, clock, random pool, reaping, spawning as a user |
 #![expect(unsafe_code, reason = "this crate is the one home of unsafe code")]
 
@@ -22,3 +23,4 @@ pub mod netns;
 pub mod process;
 pub mod tap;
 pub mod tsc;
+pub mod watch;
