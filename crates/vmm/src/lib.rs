@@ -12,7 +12,10 @@
 
 pub mod cgroups;
 mod confinement;
+mod console;
 pub mod driver;
+pub mod firecracker;
+mod partial;
 pub mod probe;
 mod process;
 pub mod qemu;

@@ -36,7 +36,7 @@ pub async fn end_strays(prefix: &str, keep: &[String]) -> Result<Vec<String>, Vm
 }
 
 /// The name of the VM, if this is a VMM of ours: by its program file too, since arguments are easily taken.
-fn vm_of(process: &Found) -> Option<&str> {
+pub(crate) fn vm_of(process: &Found) -> Option<&str> {
     let program = process.program.to_string_lossy();
     let program = Path::new(program.trim_end_matches(" (deleted)")).file_name()?.to_str()?;
     let is_ours = ["qemu-", "firecracker", "jailer"].iter().any(|known| program.starts_with(known));

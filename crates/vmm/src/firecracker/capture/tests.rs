@@ -1,0 +1,137 @@
+use super::*;
+use crate::driver::CaptureFiles;
+
+const PAGE: usize = PAGE_SIZE as usize;
+const PAGES: usize = 8;
+
+/// A jail's capture directory, what Firecracker would write into it, and where captures go.
+struct Jail {
+    directory: tempfile::TempDir,
+    captures: Arc<CaptureDirectory>,
+}
+
+impl Jail {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(name::CAPTURE);
+        std::fs::create_dir(&path).unwrap();
+        Self { captures: Arc::new(CaptureDirectory::open(&path).unwrap()), directory }
+    }
+
+    fn files(&self, name: &str) -> CaptureFiles {
+        let path = |kind: &str| self.directory.path().join(format!("{name}.{kind}"));
+        CaptureFiles { memory: path("memory"), state: path("state") }
+    }
+
+    /// A capture for which Firecracker writes these pages.
+    fn capture(
+        &self,
+        name: &str,
+        lineage: Lineage,
+        content: Content,
+        pages: &[(usize, u8)],
+    ) -> (CaptureReport, Lineage) {
+        self.captures.prepare(rustix::process::geteuid().as_raw()).unwrap();
+        let memory = OpenOptions::new().write(true).open(self.captures.path(name::MEMORY)).unwrap();
+        memory.set_len((PAGES * PAGE) as u64).unwrap();
+        for (page, fill) in pages {
+            memory.write_all_at(&[*fill; PAGE], (page * PAGE) as u64).unwrap();
+        }
+        std::fs::write(self.captures.path(name::STATE), b"state").unwrap();
+        let partial = PartialFiles::begin(&self.files(name)).unwrap();
+        let (directory, snapshot) = (Arc::clone(&self.captures), lineage.snapshot());
+        let written_in = Duration::ZERO;
+        Written { directory, partial, lineage, snapshot, content, written_in }.finish().unwrap()
+    }
+
+    /// The first byte of each page.
+    fn pages(&self, name: &str) -> Vec<u8> {
+        let image = std::fs::read(self.files(name).memory).unwrap();
+        assert_eq!(image.len(), PAGES * PAGE);
+        image.iter().step_by(PAGE).copied().collect()
+    }
+}
+
+#[test]
+fn changes_build_on_one_another_and_a_whole_capture_has_all_of_them() {
+    let jail = Jail::new();
+    let (report, lineage) = jail.capture("c1", Lineage::started(None), Content::Changes, &[(0, 1), (1, 1)]);
+    assert_eq!((report.base, report.changed_pages, report.state_bytes), (CaptureBase::Start, 2, 5));
+    let (report, lineage) = jail.capture("c2", lineage, Content::Changes, &[(1, 2)]);
+    assert_eq!((report.base, report.changed_pages), (CaptureBase::PreviousCapture, 1));
+    let (report, lineage) = jail.capture("w", lineage, Content::Whole, &[(2, 3)]);
+    assert_eq!((report.base, report.changed_pages), (CaptureBase::Nothing, 1));
+    assert_eq!(jail.pages("w"), [1, 2, 3, 0, 0, 0, 0, 0]);
+    assert_eq!(jail.pages("c2"), [0, 2, 0, 0, 0, 0, 0, 0]);
+    // From a whole one on, files of before do not matter.
+    std::fs::remove_file(jail.files("c1").memory).unwrap();
+    let (report, _) = jail.capture("c3", lineage, Content::Changes, &[(3, 4)]);
+    assert_eq!((report.base, report.changed_pages), (CaptureBase::PreviousCapture, 1));
+    let mode = std::fs::metadata(jail.files("w").memory).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o444);
+}
+
+#[test]
+fn a_restored_image_is_the_base() {
+    let jail = Jail::new();
+    let (_, first) = jail.capture("image", Lineage::started(None), Content::Whole, &[(0, 1), (5, 5)]);
+    let Lineage::Known { base, .. } = first else { panic!("{first:?}") };
+    if !aenv_sys::file::supports_reflink(jail.directory.path()).unwrap() {
+        return;
+    }
+    jail.capture("child", Lineage::started(base), Content::Whole, &[(0, 9)]);
+    assert_eq!(jail.pages("child"), [9, 0, 0, 0, 0, 5, 0, 0]);
+    assert_eq!(jail.pages("image"), [1, 0, 0, 0, 0, 5, 0, 0]);
+}
+
+#[test]
+fn without_a_lineage_all_of_the_memory_is_asked_for_and_its_zeros_are_holes() {
+    let jail = Jail::new();
+    assert_eq!(Lineage::Lost.snapshot(), Snapshot::Full);
+    let all: Vec<(usize, u8)> = (0..PAGES).map(|page| (page, u8::from(page == 3))).collect();
+    // Also when only changes are wanted: they would be of use to nobody.
+    let (report, lineage) = jail.capture("full", Lineage::Lost, Content::Changes, &all);
+    assert_eq!((report.base, report.changed_pages, report.zero_pages), (CaptureBase::Nothing, 8, 7));
+    assert_eq!(jail.pages("full"), [0, 0, 0, 1, 0, 0, 0, 0]);
+    let image = File::open(jail.files("full").memory).unwrap();
+    let extents = data_extents(&image).unwrap();
+    assert_eq!((extents.len(), &extents[0]), (1, &(3 * PAGE_SIZE..4 * PAGE_SIZE)));
+    assert_eq!(lineage.snapshot(), Snapshot::Diff);
+}
+
+#[test]
+fn too_many_changes_end_in_a_whole_snapshot() {
+    let jail = Jail::new();
+    let mut lineage = Lineage::started(None);
+    for number in 0..MOST_CHANGES {
+        (_, lineage) = jail.capture(&format!("c{number}"), lineage, Content::Changes, &[(0, 1)]);
+    }
+    assert_eq!(lineage.snapshot(), Snapshot::Full);
+}
+
+#[test]
+fn an_exchanged_directory_is_not_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink("/tmp", &link).unwrap();
+    assert!(CaptureDirectory::open(&link).is_err());
+    if rustix::process::geteuid().is_root() {
+        let foreign = directory.path().join("foreign");
+        std::fs::create_dir(&foreign).unwrap();
+        chown(&foreign, Some(12345), None).unwrap();
+        let error = CaptureDirectory::open(&foreign).unwrap_err();
+        assert!(error.to_string().contains("not ours"), "{error}");
+    }
+}
+
+#[test]
+fn an_adopted_machine_knows_its_base_only_before_the_first_capture() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = tempfile::tempfile().unwrap();
+    image.set_len(PAGE_SIZE).unwrap();
+    let own = std::process::id();
+    let known = Lineage::adopted(directory.path(), own, u64::MAX).unwrap();
+    assert!(matches!(known, Lineage::Known { base: None, .. }), "{known:?}");
+    File::create(marker(directory.path())).unwrap();
+    assert!(matches!(Lineage::adopted(directory.path(), own, u64::MAX).unwrap(), Lineage::Lost));
+}

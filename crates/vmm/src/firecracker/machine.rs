@@ -1,0 +1,273 @@
+//! One live Firecracker machine: the commands, and the task that sees it end.
+//!
+//! Owns the process handle, the API connection, the console and the watching task. Dropping it leaves the VM alone.
+//!
+//! ```text
+//! watcher:  console printed ─▶ kept; the guest halted? ─▶ kill, wait ┐
+//!           process ended ───────────────────────────────────────────┴▶ read the rest ─▶ collect evidence ─▶ Exit
+//! ```
+
+use super::FirecrackerDriver;
+use super::api::{Api, ApiError};
+use super::capture::{self, CaptureDirectory, Content, Lineage, Written};
+use super::ending::{Evidence, says_halted};
+use super::launch::{self, Launched, Parts};
+use super::requests::{self, Request, Snapshot, Wanted};
+use crate::confinement::Confined;
+use crate::console::Console;
+use crate::driver::{
+    CaptureFiles, CaptureReport, Exit, ExitCause, Machine, MachineSpec, Placement, ProcessRecord, VmmError,
+};
+use crate::partial::{PartialFiles, failed};
+use crate::process::blocking;
+use aenv_sys::process::PidFd;
+use async_trait::async_trait;
+use serde_json::Value;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::{Mutex, watch};
+use tokio_util::task::AbortOnDropHandle;
+
+/// How long the exit of a VMM is awaited after its API closed, to tell "gone" from "mute".
+const EXIT_GRACE: Duration = Duration::from_secs(2);
+/// How long SIGKILL may take: a process in the middle of a disk write ends only after it.
+const KILL_LIMIT: Duration = Duration::from_secs(30);
+/// How long the rest of the output is awaited: it is there when the process has ended.
+const OUTPUT_GRACE: Duration = Duration::from_secs(1);
+/// A disk slower than this many bytes per second is taken for a broken one when memory is captured.
+const SLOWEST_DISK: u64 = 32 << 20;
+
+/// A machine whose process is up.
+#[derive(Debug)]
+pub(super) struct FirecrackerMachine {
+    driver: FirecrackerDriver,
+    shared: Arc<Shared>,
+    memory_mib: u64,
+    captures: Arc<CaptureDirectory>,
+    lineage: Mutex<Lineage>,
+    /// Whether there is a capture in the jail that is still to be loaded.
+    prepared: AtomicBool,
+    exit: watch::Receiver<Option<Exit>>,
+    _watcher: AbortOnDropHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    placement: Placement,
+    record: ProcessRecord,
+    process: Arc<PidFd>,
+    api: Api,
+    confined: Arc<Confined>,
+    kill_requested: AtomicBool,
+}
+
+impl FirecrackerMachine {
+    /// Takes over a launched process.
+    pub(super) fn start(
+        driver: &FirecrackerDriver,
+        launched: Launched,
+        spec: &MachineSpec,
+        placement: Placement,
+    ) -> Self {
+        let (process, parts) = launched.into_parts();
+        let Parts { api, console, record, captures, lineage, confined, prepared } = parts;
+        let kill_requested = AtomicBool::new(false);
+        let shared = Arc::new(Shared { placement, record, process, api, confined, kill_requested });
+        let (sender, exit) = watch::channel(None);
+        let watcher = tokio::spawn(Arc::clone(&shared).watch(console, sender));
+        Self {
+            driver: driver.clone(),
+            shared,
+            memory_mib: spec.memory_mib,
+            captures: Arc::new(captures),
+            lineage: Mutex::new(lineage),
+            prepared: AtomicBool::new(prepared),
+            exit,
+            _watcher: AbortOnDropHandle::new(watcher),
+        }
+    }
+
+    async fn send(&self, request: &Request) -> Result<Value, VmmError> {
+        self.send_within(request, self.driver.settings.command_limit).await
+    }
+
+    async fn send_within(&self, request: &Request, limit: Duration) -> Result<Value, VmmError> {
+        let name = &self.shared.placement.name;
+        match self.shared.api.send(request, limit).await {
+            Ok(value) => Ok(value),
+            Err(error @ (ApiError::Closed(_) | ApiError::Connect { .. })) => {
+                // The connection ends a moment before the process does.
+                match tokio::time::timeout(EXIT_GRACE, self.wait()).await {
+                    Ok(exit) => Err(VmmError::Gone { name: name.clone(), detail: exit.detail }),
+                    Err(_) => Err(launch::command_error(name, &launch::describe(request), error)),
+                }
+            }
+            Err(error) => Err(launch::command_error(name, &launch::describe(request), error)),
+        }
+    }
+
+    async fn write(&self, into: &CaptureFiles, content: Content) -> Result<CaptureReport, VmmError> {
+        if self.is_running().await? {
+            return Err(self.refused("capture", "the machine runs: stop it first"));
+        }
+        let partial = PartialFiles::begin(into)?;
+        let mut lineage = self.lineage.lock().await;
+        let snapshot = if self.diff_is_broken() { Snapshot::Full } else { lineage.snapshot() };
+        // Firecracker forgets what it writes: whatever goes wrong from here on, a link is lost.
+        let before = std::mem::replace(&mut *lineage, Lineage::Lost);
+        let (directory, user) = (Arc::clone(&self.captures), self.shared.placement.user);
+        let marker = capture::marker(&self.shared.placement.run_dir);
+        let prepare = move || {
+            File::create(marker)?;
+            directory.prepare(user)
+        };
+        blocking(prepare, || format!("cannot prepare a capture of VMM {}", self.shared.placement.name))
+            .await?;
+        let started = Instant::now();
+        let slowest = Duration::from_secs((self.memory_mib << 20) / SLOWEST_DISK);
+        let limit = self.driver.settings.command_limit + slowest;
+        self.send_within(&requests::snapshot(snapshot), limit).await?;
+        let written_in = started.elapsed();
+        let directory = Arc::clone(&self.captures);
+        let written = Written { directory, partial, lineage: before, snapshot, content, written_in };
+        let finished = tokio::task::spawn_blocking(move || written.finish()).await;
+        let finished = finished.unwrap_or_else(|error| Err(io::Error::other(error)));
+        let (report, after) = finished.map_err(|source| failed(&into.memory, source))?;
+        *lineage = after;
+        Ok(report)
+    }
+
+    /// Versions 1.14 mix up the memory regions of a guest that has more than one, which is what more than 3 GiB needs.
+    fn diff_is_broken(&self) -> bool {
+        let version = self.driver.version;
+        version >= super::Version(1, 14, 0) && version < super::Version(1, 15, 0) && self.memory_mib > 3072
+    }
+
+    fn refused(&self, command: &str, reason: &str) -> VmmError {
+        let name = self.shared.placement.name.clone();
+        VmmError::Command { name, command: command.to_owned(), reason: reason.to_owned() }
+    }
+}
+
+#[async_trait]
+impl Machine for FirecrackerMachine {
+    fn record(&self) -> &ProcessRecord {
+        &self.shared.record
+    }
+
+    async fn is_running(&self) -> Result<bool, VmmError> {
+        let answer = self.send(&requests::describe()).await?;
+        match answer["state"].as_str() {
+            Some("Running") => Ok(true),
+            Some("Paused" | "Not started") => Ok(false),
+            _ => Err(self.refused("GET /", "the answer names no state that is known")),
+        }
+    }
+
+    async fn resume(&self) -> Result<(), VmmError> {
+        self.send(&requests::run(Wanted::Running)).await.map(drop)
+    }
+
+    async fn stop(&self) -> Result<(), VmmError> {
+        self.send(&requests::run(Wanted::Stopped)).await.map(drop)
+    }
+
+    async fn load(&self) -> Result<(), VmmError> {
+        if !self.prepared.swap(false, Ordering::Relaxed) {
+            return Err(self.refused("load", "it was not prepared for a capture, or has loaded it"));
+        }
+        self.send(&requests::load(self.driver.version, &self.shared.placement.tap)).await?;
+        for request in requests::limit(&self.driver.settings.limits) {
+            self.send(&request).await?;
+        }
+        Ok(())
+    }
+
+    async fn capture(&self, into: &CaptureFiles) -> Result<CaptureReport, VmmError> {
+        self.write(into, Content::Whole).await
+    }
+
+    async fn capture_changes(&self, into: &CaptureFiles) -> Result<CaptureReport, VmmError> {
+        self.write(into, Content::Changes).await
+    }
+
+    async fn kill(&self) -> Result<Exit, VmmError> {
+        self.shared.kill_requested.store(true, Ordering::Relaxed);
+        let name = &self.shared.placement.name;
+        if self.exit.borrow().is_none() {
+            let context = || format!("cannot end VMM {name}");
+            self.shared.process.kill().map_err(|source| VmmError::Io { context: context(), source })?;
+        }
+        let exit = tokio::time::timeout(KILL_LIMIT, self.wait()).await.map_err(|_| VmmError::Timeout {
+            name: name.clone(),
+            command: "kill".to_owned(),
+            limit: KILL_LIMIT,
+        })?;
+        self.shared.confined.remove().await?;
+        launch::clean_up(&self.driver, &self.shared.placement).await?;
+        Ok(exit)
+    }
+
+    async fn wait(&self) -> Exit {
+        let mut exit = self.exit.clone();
+        // The watcher lives as long as `self` and ends only by telling, unless it panics.
+        match exit.wait_for(Option::is_some).await.map(|exit| exit.clone()) {
+            Ok(Some(exit)) => exit,
+            Ok(None) | Err(_) => Exit {
+                cause: ExitCause::VmmCrashed,
+                detail: "the task that watches the VMM failed".to_owned(),
+            },
+        }
+    }
+}
+
+impl Shared {
+    async fn watch(self: Arc<Self>, mut console: Console, exit: watch::Sender<Option<Exit>>) {
+        let name = &self.placement.name;
+        let halted = self.until_down(&mut console).await;
+        if halted && let Err(error) = self.process.kill() {
+            tracing::error!(vm = name, %error, "cannot end a VMM whose guest has halted");
+        }
+        if let Err(error) = self.process.exited().await {
+            tracing::error!(vm = name, %error, "cannot wait for the VMM");
+        }
+        while let Ok(Ok(Some(_))) = tokio::time::timeout(OUTPUT_GRACE, console.read()).await {}
+        let ended = self.process.reap().unwrap_or_else(|error| {
+            tracing::error!(vm = name, %error, "cannot read the VMM's exit status");
+            None
+        });
+        let out_of_memory = self.confined.out_of_memory().unwrap_or_else(|error| {
+            tracing::warn!(vm = name, %error, "cannot read whether the VMM was killed for memory");
+            None
+        });
+        let kill_requested = self.kill_requested.load(Ordering::Relaxed);
+        let found = Evidence { kill_requested, halted, ended, out_of_memory, output: console.tail() }.exit();
+        tracing::debug!(vm = name, cause = ?found.cause, detail = found.detail, "VMM ended");
+        exit.send_replace(Some(found));
+    }
+
+    /// Keeps what is printed until the process ends or, as the answer tells, the guest has halted.
+    async fn until_down(&self, console: &mut Console) -> bool {
+        loop {
+            let read = tokio::select! {
+                read = console.read() => read,
+                _ = self.process.exited() => return false,
+            };
+            match read {
+                Ok(Some(_)) => {}
+                // Nobody has the pipe open: the process is ending.
+                Ok(None) => return false,
+                Err(error) => {
+                    tracing::error!(vm = self.placement.name, %error, "cannot read the console any more");
+                    return false;
+                }
+            }
+            if says_halted(&console.tail()) {
+                return true;
+            }
+        }
+    }
+}
