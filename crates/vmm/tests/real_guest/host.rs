@@ -1,11 +1,14 @@
 //! What a real guest needs on the host: artifacts, a filesystem that shares blocks, a namespace with a tap, a disk.
 //!
+//! `AENV_TEST_DRIVER=firecracker` chooses the driver, which otherwise is QEMU.
+//!
 //! Owns everything it makes and removes it when dropped. The network is made with the `ip` command, which only tests may.
 
 use aenv_sys::netns::{NetworkNamespace, remove_pinned};
 use aenv_sys::{file, process};
-use aenv_vmm::qemu::{QemuDriver, Settings};
-use aenv_vmm::{BootSource, CaptureFiles, MachineSpec, Placement};
+use aenv_vmm::firecracker::FirecrackerDriver;
+use aenv_vmm::qemu::QemuDriver;
+use aenv_vmm::{BootSource, CaptureBase, CaptureFiles, MachineSpec, Placement, Vmm, firecracker, qemu};
 use std::fs::{File, OpenOptions};
 use std::hash::{DefaultHasher, Hasher};
 use std::io::{Read, Write};
@@ -13,6 +16,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -48,9 +52,35 @@ pub(crate) fn memory_kib(pid: u32) -> String {
     format!("PSS {} KiB, private {} KiB", field("Pss:"), field("Private_Dirty:"))
 }
 
+/// Which driver is tested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Qemu,
+    Firecracker,
+}
+
+impl Kind {
+    pub(crate) fn chosen() -> Self {
+        match std::env::var("AENV_TEST_DRIVER").as_deref() {
+            Err(_) | Ok("qemu") => Self::Qemu,
+            Ok("firecracker") => Self::Firecracker,
+            Ok(other) => panic!("AENV_TEST_DRIVER={other}: qemu or firecracker"),
+        }
+    }
+}
+
+async fn qemu(directory: PathBuf) -> Arc<dyn Vmm> {
+    let mut settings = qemu::Settings::new(directory);
+    if let Some(program) = std::env::var_os("AENV_TEST_QEMU") {
+        settings.program = program.into();
+    }
+    Arc::new(QemuDriver::detect(settings).await.unwrap())
+}
+
 /// A prepared host.
 pub(crate) struct Host {
-    pub(crate) driver: QemuDriver,
+    pub(crate) kind: Kind,
+    pub(crate) driver: Arc<dyn Vmm>,
     pub(crate) spec: MachineSpec,
     prefix: String,
     boot: BootSource,
@@ -63,12 +93,21 @@ pub(crate) struct Host {
 impl Host {
     /// `letter` keeps tests that run at the same time apart.
     pub(crate) async fn new(letter: &str) -> Self {
+        Self::with_firecracker(letter, firecracker::Settings::default()).await
+    }
+
+    /// With these settings if the driver is Firecracker.
+    pub(crate) async fn with_firecracker(letter: &str, settings: firecracker::Settings) -> Self {
+        let kind = Kind::chosen();
         let guest = std::env::var_os("AENV_TEST_GUEST").map_or_else(
             || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.aenv/cache/guest"),
             PathBuf::from,
         );
-        let boot =
-            BootSource { kernel: guest.join("kernel/vmlinuz"), initramfs: guest.join("initramfs.cpio") };
+        let kernel = match kind {
+            Kind::Qemu => "kernel/vmlinuz",
+            Kind::Firecracker => "kernel/vmlinux",
+        };
+        let boot = BootSource { kernel: guest.join(kernel), initramfs: guest.join("initramfs.cpio") };
         for path in [&boot.kernel, &boot.initramfs] {
             assert!(
                 path.exists(),
@@ -86,16 +125,17 @@ impl Host {
             run("mkfs.xfs", &["-q", "-m", "reflink=1", image.to_str().unwrap()]);
             run("mount", &["-o", "loop", image.to_str().unwrap(), data.to_str().unwrap()]);
         }
-        let mut settings = Settings::new(data.join("vmm"));
-        if let Some(program) = std::env::var_os("AENV_TEST_QEMU") {
-            settings.program = program.into();
-        }
-        let driver = QemuDriver::detect(settings).await.unwrap();
+        let driver: Arc<dyn Vmm> = match kind {
+            Kind::Qemu => qemu(data.join("vmm")).await,
+            Kind::Firecracker => Arc::new(FirecrackerDriver::detect(settings).await.unwrap()),
+        };
         let prefix = format!("t{letter}{}-", std::process::id());
-        let spec = MachineSpec { vcpus: 2, memory_mib: 512 };
+        // Firecracker is tested in a machine that is emulated itself.
+        let memory_mib = if kind == Kind::Firecracker { 256 } else { 512 };
+        let spec = MachineSpec { vcpus: 2, memory_mib };
         // Apart from those of other tests, which run at the same time in processes of their own.
         let next_user = AtomicU32::new(700_000_000 + std::process::id() * 16);
-        Self { driver, spec, prefix, boot, data, mounted, next_user, _directory: directory }
+        Self { kind, driver, spec, prefix, boot, data, mounted, next_user, _directory: directory }
     }
 
     /// Name prefix of all its VMs.
@@ -122,6 +162,24 @@ impl Host {
         slot
     }
 
+    /// A slot whose disk has a shell, with what it needs, and nothing else.
+    pub(crate) fn slot_with_shell(&self, name: &str) -> Slot {
+        let slot = Slot::new(self, name);
+        let tree = self.path(&format!("tree-{name}"));
+        let needed = Command::new("ldd").arg("/bin/sh").output().unwrap();
+        let needed = String::from_utf8_lossy(&needed.stdout).into_owned();
+        let libraries = needed.split_whitespace().filter(|word| word.starts_with('/'));
+        for file in libraries.chain(["/bin/sh"]) {
+            let target = tree.join(&file[1..]);
+            std::fs::create_dir_all(target.parent().unwrap()).unwrap();
+            std::fs::copy(file, target).unwrap();
+        }
+        File::create(&slot.disk).unwrap().set_len(64 << 20).unwrap();
+        let (tree, disk) = (tree.to_str().unwrap(), slot.disk.to_str().unwrap());
+        run("mke2fs", &["-q", "-F", "-t", "ext4", "-d", tree, disk]);
+        slot
+    }
+
     /// A slot with a copy of another one's disk.
     pub(crate) fn slot_with_disk(&self, name: &str, other: &Slot) -> Slot {
         let slot = Slot::new(self, name);
@@ -141,6 +199,40 @@ impl Host {
             hasher.write(&bytes);
         }
         hasher.finish()
+    }
+
+    /// Hash of all of a file, holes as the zeros they read as.
+    pub(crate) fn whole_digest(&self, path: &Path) -> u64 {
+        let file = File::open(path).unwrap();
+        let mut hasher = DefaultHasher::new();
+        let mut page = [0; 4096];
+        for extent in file::data_extents(&file).unwrap() {
+            for at in extent.step_by(4096) {
+                file.read_exact_at(&mut page, at).unwrap();
+                if page != [0; 4096] {
+                    hasher.write_u64(at);
+                    hasher.write(&page);
+                }
+            }
+        }
+        hasher.finish()
+    }
+
+    /// Lays captures over one another, as their bases say.
+    pub(crate) fn compose(&self, chain: &[(CaptureBase, CaptureFiles)], target: &Path) {
+        let target = File::create(target).unwrap();
+        target.set_len(self.spec.memory_mib << 20).unwrap();
+        // What builds on the start replaces everything since.
+        let first = chain.iter().rposition(|(base, _)| *base == CaptureBase::Start).unwrap_or(0);
+        let image = chain[..first].iter().filter(|(base, _)| *base == CaptureBase::Nothing);
+        for (_, files) in image.chain(&chain[first..]) {
+            let layer = File::open(&files.memory).unwrap();
+            for extent in file::data_extents(&layer).unwrap() {
+                let mut bytes = vec![0; usize::try_from(extent.end - extent.start).unwrap()];
+                layer.read_exact_at(&mut bytes, extent.start).unwrap();
+                target.write_all_at(&bytes, extent.start).unwrap();
+            }
+        }
     }
 
     /// Waits until a VM that nobody watches says that its guest is down.
@@ -164,8 +256,13 @@ impl Host {
     }
 
     fn processes(&self) -> Vec<process::Found> {
-        let prefix = format!("aenv-{}", self.prefix);
-        process::find(|args| args[0].starts_with(&prefix)).unwrap()
+        // A jailed Firecracker has the name among its arguments, all else as its own.
+        let process_prefix = format!("aenv-{}", self.prefix);
+        process::find(|args| {
+            let named = args.windows(2).any(|pair| pair[0] == "--id" && pair[1].starts_with(&self.prefix));
+            named || args[0].starts_with(&process_prefix)
+        })
+        .unwrap()
     }
 
     pub(crate) async fn until_no_process_is_left(&self, patience: Duration) {
@@ -280,6 +377,41 @@ impl Slot {
             .unwrap();
         started.elapsed().as_secs_f64() * 1e3
     }
+
+    /// Starts a shell in the guest and returns what is said of it until it ends, or until its guest does.
+    pub(crate) fn shell(&self, script: &str) -> String {
+        let said = self.namespace.run(|| run_shell(script)).unwrap();
+        said.unwrap_or_else(|error| format!("(connection lost: {error})"))
+    }
+}
+
+/// A process of the guest daemon's RPC, in its JSON form.
+fn run_shell(script: &str) -> std::io::Result<String> {
+    let script = script.replace('\\', "\\\\").replace('"', "\\\"");
+    let message = format!("{{\"process\":{{\"cmd\":\"/bin/sh\",\"args\":[\"-c\",\"{script}\"]}}}}");
+    let mut body = vec![0];
+    body.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
+    body.extend(message.as_bytes());
+    let mut connection = TcpStream::connect_timeout(&ENVD, Duration::from_secs(2))?;
+    connection.set_read_timeout(Some(Duration::from_secs(5)))?;
+    write!(
+        connection,
+        "POST /process.Process/Start HTTP/1.1\r\nHost: guest\r\nConnection: close\r\nAuthorization: Basic cm9vdDo=\r\n\
+         Connect-Protocol-Version: 1\r\nContent-Type: application/connect+json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    )?;
+    connection.write_all(&body)?;
+    let mut answer = Vec::new();
+    let mut chunk = [0; 4096];
+    loop {
+        match connection.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(length) => answer.extend(&chunk[..length]),
+            Err(_) if !answer.is_empty() => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
 fn ask_health() -> std::io::Result<()> {

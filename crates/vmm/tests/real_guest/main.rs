@@ -1,6 +1,6 @@
-//! The QEMU driver with real guests: boot, capture, restore many, capture again, adopt, and every way to end.
+//! The drivers with real guests: boot, capture, restore many, capture again, adopt, and every way to end.
 //!
-//! Needs root, QEMU and the guest artifacts; a missing artifact fails the test and says what makes it. Times are printed,
+//! Needs root, QEMU (or Firecracker, see `host`) and the guest artifacts; a missing artifact fails the test and says what makes it. Times are printed,
 //! never judged (`cargo nextest run -p aenv-vmm -E 'binary(real_guest)' --no-capture` shows them).
 
 #![expect(
@@ -9,11 +9,12 @@
     reason = "a test fails by panicking and prints its times, in its helping functions too"
 )]
 
+mod firecracker;
 mod host;
 mod jail;
 
-use aenv_vmm::{CaptureFiles, ExitCause, Machine, MachineSpec, Vmm, VmmError};
-use host::{Host, Slot, memory_kib, process_exists};
+use aenv_vmm::{CaptureBase, CaptureFiles, ExitCause, Machine, MachineSpec, VmmError};
+use host::{Host, Kind, Slot, memory_kib, process_exists};
 use std::time::{Duration, Instant};
 
 /// Far more than anything takes, even on a loaded machine without virtualisation.
@@ -73,6 +74,49 @@ async fn killed(machine: &dyn Machine, slot: &Slot) {
     assert_eq!(machine.kill().await.unwrap().cause, ExitCause::Killed);
     assert_eq!(slot.files(), ["vmm.log"]);
     assert!(matches!(machine.resume().await, Err(VmmError::Gone { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_laid_over_what_they_build_on_are_a_whole_capture() {
+    let host = Host::new("c").await;
+    let origin = host.slot("origin");
+    let machine = booted(&host, &origin).await;
+    let mut chain = Vec::new();
+    for name in ["one", "two"] {
+        machine.stop().await.unwrap();
+        let files = host.capture_files(name);
+        let report = machine.capture_changes(&files).await.unwrap();
+        println!("changes {name}: {report:?}");
+        chain.push((report.base, files));
+        machine.resume().await.unwrap();
+        origin.answer(PATIENCE);
+    }
+    machine.stop().await.unwrap();
+    let last = host.capture_files("three");
+    let report = machine.capture_changes(&last).await.unwrap();
+    println!("changes three: {report:?}");
+    chain.push((report.base, last));
+    // Nothing ran in between, so this is the same memory.
+    let whole = captured(&host, &*machine, "whole").await;
+    let composed = host.capture_files("composed");
+    host.compose(&chain, &composed.memory);
+    std::fs::copy(&whole.state, &composed.state).unwrap();
+    assert_eq!(host.whole_digest(&composed.memory), host.whole_digest(&whole.memory));
+    killed(&*machine, &origin).await;
+
+    let child_slot = host.slot_with_disk("child", &origin);
+    let child = restored(&host, &child_slot, &composed).await;
+    child.stop().await.unwrap();
+    let files = host.capture_files("child");
+    let report = child.capture_changes(&files).await.unwrap();
+    println!("changes child: {report:?}");
+    assert_eq!(report.base, CaptureBase::Start);
+    let whole = captured(&host, &*child, "child-whole").await;
+    let result = host.path("child-composed");
+    host.compose(&[(CaptureBase::Nothing, composed), (report.base, files)], &result);
+    assert_eq!(host.whole_digest(&result), host.whole_digest(&whole.memory));
+    killed(&*child, &child_slot).await;
+    host.leaves_nothing();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -147,6 +191,10 @@ async fn a_vmm_killed_from_outside_is_told_from_our_own_kill() {
     assert_eq!(machine.kill().await.unwrap().cause, ExitCause::VmmKilled);
     assert_eq!(slot.files(), ["vmm.log"]);
 
+    if host.kind == Kind::Firecracker {
+        // As process 1 of its namespace it gets no signal that it does not handle.
+        return host.leaves_nothing();
+    }
     let machine = host.driver.boot(&host.spec, slot.placement()).await.unwrap();
     host::signal(machine.record().pid, "TERM");
     let exit = machine.wait().await;
@@ -169,6 +217,10 @@ async fn a_guest_panic_is_seen_at_once_and_after_an_adoption() {
     assert!(!process_exists(machine.record().pid));
     machine.kill().await.unwrap();
 
+    if host.kind == Kind::Firecracker {
+        // It ends with its guest, so there is nothing to adopt.
+        return host.leaves_nothing();
+    }
     let machine = host.driver.boot(&host.spec, placement.clone()).await.unwrap();
     let record = machine.record().clone();
     drop(machine);
@@ -195,10 +247,13 @@ async fn a_jailed_vmm_sees_no_host_file_no_host_network_and_no_other_sandbox() {
         assert_ne!(user, other_user);
         let jailed = jail::Jailed { pid: machines[index].record().pid, user };
         jailed.has_no_privilege();
-        jailed.sees_only(
-            &["/vm/disk", "/vm/memory", "/vm/state"],
-            &["/vm", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"],
-        );
+        match host.kind {
+            Kind::Qemu => jailed.sees_only(
+                &["/vm/disk", "/vm/memory", "/vm/state"],
+                &["/vm", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"],
+            ),
+            Kind::Firecracker => jailed.sees_only(firecracker::MAY_WRITE, firecracker::SEES),
+        }
         jailed.mounts_nothing_of(&[other_disk]);
         jailed.is_limited();
         jailed.reaches_no_host(slot.namespace());

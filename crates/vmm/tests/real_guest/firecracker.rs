@@ -1,0 +1,143 @@
+//! What only Firecracker does: its guest's console, its templates, its way to end. Needs `AENV_TEST_DRIVER=firecracker` and
+//! KVM, as in the nested machine; elsewhere each test prints a line and does nothing.
+
+use super::host::{self, Host, Kind};
+use super::{PATIENCE, booted, captured, killed};
+use aenv_vmm::firecracker::{CpuTemplate, RateLimits, Settings};
+use aenv_vmm::{CaptureBase, ExitCause, VmmError};
+
+/// In the jail: what the jailed user can write,
+pub(crate) const MAY_WRITE: &[&str] =
+    &["/disk", "/api.socket", "/dev", "/dev/net", "/run", "/firecracker", "/firecracker.pid"];
+/// and all there is.
+pub(crate) const SEES: &[&str] = &[
+    "/disk",
+    "/kernel",
+    "/initramfs",
+    "/capture",
+    "/api.socket",
+    "/firecracker",
+    "/firecracker.pid",
+    "/dev",
+    "/run",
+];
+
+fn is_chosen() -> bool {
+    let chosen = Kind::chosen() == Kind::Firecracker;
+    if !chosen {
+        println!("SKIPPED, Firecracker is NOT tested: AENV_TEST_DRIVER is not firecracker");
+    }
+    chosen
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_way_of_a_guest_to_go_down_is_told_apart_also_after_an_adoption() {
+    if !is_chosen() {
+        return;
+    }
+    let host = Host::new("w").await;
+    let slot = host.slot_with_shell("one");
+    for (key, expected, words) in [
+        ("b", ExitCause::GuestShutdown, "shut down"),
+        ("c", ExitCause::GuestPanic, "Kernel panic - not syncing"),
+    ] {
+        let machine = host.driver.boot(&host.spec, slot.placement()).await.unwrap();
+        let record = machine.record().clone();
+        drop(machine);
+        slot.answer(PATIENCE);
+        let machine = host.driver.adopt(&host.spec, &record, slot.placement()).await.unwrap();
+        slot.shell(&format!("echo 1 > /proc/sys/kernel/sysrq; echo {key} > /proc/sysrq-trigger"));
+        let exit = tokio::time::timeout(PATIENCE, machine.wait()).await.unwrap();
+        assert_eq!(exit.cause, expected, "sysrq {key}: {exit:?}");
+        assert!(exit.detail.contains(words), "{exit:?}");
+        println!("sysrq {key}: {:?}", exit.cause);
+        assert_eq!(machine.kill().await.unwrap(), exit);
+    }
+    host.leaves_nothing();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_template_hides_a_feature_and_a_flush_is_offered() {
+    if !is_chosen() {
+        return;
+    }
+    let plain = Host::new("u").await;
+    let file = plain.path("template.json");
+    // Leaf 7, EBX bit 18: rdseed.
+    let template = r#"{"cpuid_modifiers": [{"leaf": "0x7", "subleaf": "0x0", "flags": 1, "modifiers":
+        [{"register": "ebx", "bitmap": "0bxxxxxxxxxxxxx0xxxxxxxxxxxxxxxxxx"}]}]}"#;
+    std::fs::write(&file, template).unwrap();
+    let settings = Settings { cpu_template: CpuTemplate::File(file), ..Settings::default() };
+    let hidden = Host::with_firecracker("h", settings).await;
+    assert_ne!(plain.driver.identity(), hidden.driver.identity());
+    let read = "while read -r line; do echo $line; done < /proc/cpuinfo; read cache < /sys/block/vda/queue/write_cache; echo cache=$cache";
+    let mut flags = Vec::new();
+    for host in [&plain, &hidden] {
+        let slot = host.slot_with_shell("one");
+        let machine = booted(host, &slot).await;
+        flags.push(decoded(&slot.shell(read)));
+        killed(&*machine, &slot).await;
+    }
+    assert!(flags[0].contains(" rdseed"), "the host has no rdseed: {}", flags[0]);
+    assert!(!flags[1].contains(" rdseed"), "{}", flags[1]);
+    assert!(flags.iter().all(|said| said.contains("cache=write back")), "{flags:?}");
+}
+
+/// The output of a process: the guest daemon sends it as base64 in JSON.
+fn decoded(said: &str) -> String {
+    use base64::Engine as _;
+    let pieces = said.split("\"stdout\":\"").skip(1).filter_map(|piece| piece.split('"').next());
+    let decode = |piece| base64::engine::general_purpose::STANDARD.decode(piece).unwrap();
+    let bytes: Vec<u8> = pieces.flat_map(decode).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_adopted_vm_is_captured_whole_before_and_after_its_first_capture() {
+    if !is_chosen() {
+        return;
+    }
+    let limits = RateLimits {
+        disk_bytes: Some(64 << 20),
+        disk_operations: Some(10_000),
+        network_bytes: Some(64 << 20),
+    };
+    let host = Host::with_firecracker("a", Settings { limits, ..Settings::default() }).await;
+    let origin = host.slot("origin");
+    let machine = booted(&host, &origin).await;
+    let image = captured(&host, &*machine, "image").await;
+    killed(&*machine, &origin).await;
+
+    let slot = host.slot_with_disk("child", &origin);
+    let prepared = host.driver.prepare(&host.spec, &image, slot.placement()).await.unwrap();
+    let record = prepared.record().clone();
+    let useless = host.driver.adopt(&host.spec, &record, slot.placement()).await.err().unwrap();
+    assert!(matches!(useless, VmmError::Command { .. }), "{useless}");
+    prepared.load().await.unwrap();
+    let twice = prepared.load().await.unwrap_err();
+    assert!(twice.to_string().contains("has loaded it"), "{twice}");
+    prepared.resume().await.unwrap();
+    slot.answer(PATIENCE);
+    prepared.stop().await.unwrap();
+    drop(prepared);
+
+    // What it was restored from is found again.
+    let machine = host.driver.adopt(&host.spec, &record, slot.placement()).await.unwrap();
+    let files = host.capture_files("changes");
+    let report = machine.capture_changes(&files).await.unwrap();
+    assert_eq!(report.base, CaptureBase::Start);
+    let composed = host.path("composed");
+    host.compose(&[(CaptureBase::Nothing, image), (report.base, files)], &composed);
+    drop(machine);
+
+    // After a capture nobody knows any more, so the next one is whole whatever is asked for.
+    let machine = host.driver.adopt(&host.spec, &record, slot.placement()).await.unwrap();
+    let files = host.capture_files("again");
+    let report = machine.capture_changes(&files).await.unwrap();
+    println!("after a second adoption: {report:?}");
+    assert_eq!(report.base, CaptureBase::Nothing);
+    assert_eq!(host.whole_digest(&files.memory), host.whole_digest(&composed));
+    killed(&*machine, &slot).await;
+    assert!(!host::process_exists(record.pid));
+    host.leaves_nothing();
+}
