@@ -4,21 +4,27 @@
 //!
 //! * hot: one create at a time, waiting for the standby to be refilled in between
 //! * cold: creates without a pause, so that no standby is there; the tier that served comes from the answer, not from us
+//! * baseline (`--driver`, or `--baseline`): the same machine without AENV: boot anew, full copy of a snapshot; as ratios
 //! * exec: a command's round trip through the API minus the time the same command took inside the guest
 
 mod exec;
+mod naive;
 mod numbers;
 
+use crate::artifacts;
 use crate::http::{Answer, Client};
 use crate::node::Record;
 use crate::project::Project;
-use crate::stages::say;
+use crate::rig;
+use crate::stages::{Stages, say};
+use crate::test_node;
 use anyhow::{Context, Result, bail};
 use http::Method;
 use numbers::{Summary, table};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Longest wait for a standby to be refilled before a create is made anyway.
@@ -27,7 +33,7 @@ const REFILL_LIMIT: Duration = Duration::from_secs(20);
 const REFILL_POLL: Duration = Duration::from_millis(50);
 
 /// What is wanted of one run.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
     /// Creates that wait for a standby
     #[arg(long, default_value_t = 100)]
@@ -41,6 +47,12 @@ pub(crate) struct Options {
     /// Idle sandboxes whose memory is measured
     #[arg(long, default_value_t = 10)]
     idle: usize,
+    /// Measure this driver in the nested production machine, with a node of its own, instead of the node that `up` started
+    #[arg(long, value_name = "firecracker")]
+    driver: Option<String>,
+    /// Runs of the baseline: boot anew, full copy of a snapshot; with --driver 5 by default, else none
+    #[arg(long, value_name = "RUNS")]
+    baseline: Option<usize>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -56,6 +68,8 @@ struct Report {
     exec_round_trip: Option<Summary>,
     exec_inside: Option<Summary>,
     exec_overhead: Option<Summary>,
+    /// Ways to a sandbox without AENV, and ours without the API.
+    baseline: naive::Ways,
     /// Proportional share of memory of each idle sandbox's VMM, MiB.
     idle_pss_mib: Option<Summary>,
 }
@@ -67,8 +81,16 @@ struct Samples {
     kill: Vec<f64>,
 }
 
-/// Runs the benchmark against the node that `up` started.
+/// Longest time for a benchmark in the nested machine.
+const NESTED_LIMIT: Duration = Duration::from_secs(1800);
+/// Runs of the baseline in the nested machine.
+const NESTED_BASELINE: usize = 5;
+
+/// Runs the benchmark against the node that `up` started, or with a driver in the nested machine.
 pub(crate) fn create(project: &Project, options: &Options) -> Result<()> {
+    if let Some(driver) = &options.driver {
+        return create_nested(project, driver, options);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let record = Record::read(&project.work_dir().join("run/node.json"))
         .filter(Record::is_alive)
@@ -79,11 +101,76 @@ pub(crate) fn create(project: &Project, options: &Options) -> Result<()> {
         .find_map(|line| line.strip_prefix("E2B_API_KEY="))
         .context(".aenv/env has no key")?;
     let mut client = Client::new(&record.listen, key);
-    let report = runtime.block_on(measure(&mut client, &record.instance, options))?;
+    let mut report = runtime.block_on(measure(&mut client, &record.instance, options))?;
+    if let Some(runs) = options.baseline {
+        naive::build(project)?;
+        // `auto`: what the node chose here, the baseline chooses too.
+        report.baseline = naive::measure(project, "auto", &record.data_dir, runs)?;
+    }
+    show(&report, options)
+}
+
+/// Boots the nested machine and has it run [`create_inside`].
+fn create_nested(project: &Project, driver: &str, options: &Options) -> Result<()> {
+    let mut stages = Stages::default();
+    artifacts::make(project, &mut stages)?;
+    stages.run("baseline program", |_| naive::build(project))?;
+    let mut command = vec![project.binary("xtask").display().to_string()];
+    let words = ["inside-rig", "bench", "--driver", driver].map(str::to_owned);
+    command.extend(words);
+    for (name, value) in [
+        ("--hot", options.hot),
+        ("--cold", options.cold),
+        ("--exec", options.exec),
+        ("--idle", options.idle),
+        ("--baseline", options.baseline.unwrap_or(NESTED_BASELINE)),
+    ] {
+        command.extend([name.to_owned(), value.to_string()]);
+    }
+    command.extend(options.json.then(|| "--json".to_owned()));
+    let program = naive::program(project);
+    let job = rig::Job {
+        name: "bench".to_owned(),
+        command,
+        environment: Vec::new(),
+        files: vec![rig::Carried { host: program.clone(), inside: program }],
+        limit: NESTED_LIMIT,
+        memory_mib: rig::MEMORY_MIB,
+        processors: rig::PROCESSORS,
+    };
+    match rig::run_job(project, &mut stages, &job)? {
+        0 => Ok(()),
+        code => bail!("the benchmark in the nested machine ended with exit code {code}"),
+    }
+}
+
+/// In the nested machine: a node of its own, the benchmark, the baseline.
+pub(crate) fn create_inside(project: &Project, options: &Options) -> Result<()> {
+    let driver = options.driver.as_deref().context("--driver is missing")?;
+    let variables = [("AENV_DRIVER".to_owned(), driver.to_owned())];
+    let node = test_node::start(project, &test_node::area(project), &artifacts::rootfs(project), &variables)?;
+    let mut client = Client::new(&node.settings.listen, &node.key);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let mut report = runtime.block_on(measure(&mut client, &node.settings.instance, options))?;
+    // Nothing of the node is to take time from the baseline.
+    if let Some(record) = Record::read(&node.record) {
+        record.stop()?;
+    }
+    node.purge()?;
+    report.baseline = naive::measure(
+        project,
+        driver,
+        Path::new(test_node::AREA),
+        options.baseline.unwrap_or(NESTED_BASELINE),
+    )?;
+    show(&report, options)
+}
+
+fn show(report: &Report, options: &Options) -> Result<()> {
     if options.json {
-        say(&serde_json::to_string_pretty(&report)?);
+        say(&serde_json::to_string_pretty(report)?);
     } else {
-        print(&report);
+        print(report);
     }
     Ok(())
 }
@@ -216,7 +303,11 @@ fn print(report: &Report) {
     for (name, summary) in others {
         rows.extend(summary.as_ref().map(|summary| (name.to_owned(), summary)));
     }
+    rows.extend(report.baseline.iter().map(|(way, summary)| (format!("baseline: {way}"), summary)));
     say(&table("milliseconds", &rows));
+    if !report.baseline.is_empty() {
+        say(&naive::ratios(&report.baseline, &report.create));
+    }
     if let Some(memory) = &report.idle_pss_mib {
         say(&table("MiB", &[("memory of an idle sandbox (PSS of its VMM)".to_owned(), memory)]));
     }

@@ -25,6 +25,11 @@ use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+/// Memory of the machine where nobody says otherwise.
+pub(crate) const MEMORY_MIB: u32 = 6144;
+/// Processors of the machine where nobody says otherwise.
+pub(crate) const PROCESSORS: u32 = 2;
+
 /// What is wanted of one call.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -38,10 +43,10 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 900)]
     limit: u64,
     /// Memory of the machine in MiB
-    #[arg(long, default_value_t = 6144)]
+    #[arg(long, default_value_t = MEMORY_MIB)]
     memory: u32,
     /// Processors of the machine
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = PROCESSORS)]
     processors: u32,
     /// A file or directory to bring in: its path here, and its absolute path inside
     #[arg(long = "file", value_name = "HOST:INSIDE")]
@@ -96,8 +101,8 @@ pub(crate) fn run_all_suites(project: &Project) -> Result<()> {
         suite: None,
         no_build: true,
         limit: 900,
-        memory: 6144,
-        processors: 2,
+        memory: MEMORY_MIB,
+        processors: PROCESSORS,
         files: Vec::new(),
         environment: Vec::new(),
         command: Vec::new(),

@@ -1,6 +1,7 @@
 //! Arguments and environment variables of the node. Values only.
 
 use aenv_network::InstanceName;
+use aenv_vmm::firecracker::CpuTemplate;
 use aenv_vmm::probe::Accelerator;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::Ipv4Net;
@@ -49,6 +50,32 @@ pub(crate) struct Instance {
 /// How microVMs are run.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct VmmOptions {
+    /// Which VMM; `auto` takes Firecracker where KVM is usable and it is installed with its jailer, else QEMU
+    #[arg(long, env = "AENV_DRIVER", value_enum, default_value = "auto")]
+    pub(crate) driver: DriverChoice,
+    /// Firecracker program, at least 1.12
+    #[arg(long, env = "AENV_FIRECRACKER", default_value = "firecracker")]
+    pub(crate) firecracker: PathBuf,
+    /// Firecracker's jailer, of the same version
+    #[arg(long, env = "AENV_JAILER", default_value = "jailer")]
+    pub(crate) jailer: PathBuf,
+    /// What guests of Firecracker see of the CPU: the name of one of its static templates, or a file with a custom one (a
+    /// path has a slash or a dot); `none` is the host's CPU. Captures are bound to it
+    #[arg(long, env = "AENV_CPU_TEMPLATE", default_value = "none")]
+    pub(crate) cpu_template: CpuTemplate,
+    /// Control group (version 2) for the groups of VMs, as a path below the hierarchy's mount point; by default the node's
+    /// own group where systemd delegated it, or one named after the instance where there is no systemd
+    #[arg(long, env = "AENV_CGROUP")]
+    pub(crate) cgroup: Option<PathBuf>,
+    /// Bytes a second that a sandbox may read from and write to its disk; unlimited by default
+    #[arg(long, env = "AENV_DISK_BYTES_PER_SECOND", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) disk_bytes_per_second: Option<u64>,
+    /// Reads and writes a second that a sandbox may do on its disk; unlimited by default
+    #[arg(long, env = "AENV_DISK_OPERATIONS_PER_SECOND", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) disk_operations_per_second: Option<u64>,
+    /// Bytes a second through a sandbox's network card in each direction (Firecracker only); unlimited by default
+    #[arg(long, env = "AENV_NETWORK_BYTES_PER_SECOND", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) network_bytes_per_second: Option<u64>,
     /// QEMU program, at least 7.2
     #[arg(long, env = "AENV_QEMU", default_value = "qemu-system-x86_64")]
     pub(crate) qemu: PathBuf,
@@ -58,6 +85,14 @@ pub(crate) struct VmmOptions {
     /// CPU model and flags in QEMU's words instead of the built-in choice; captures are bound to it
     #[arg(long, env = "AENV_CPU_MODEL")]
     pub(crate) cpu_model: Option<String>,
+}
+
+/// Value of `--driver`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DriverChoice {
+    Auto,
+    Firecracker,
+    Qemu,
 }
 
 /// Value of `--accelerator`.
@@ -86,7 +121,7 @@ pub(crate) struct ServeOptions {
     /// Address of the API and of traffic into sandboxes
     #[arg(long, env = "AENV_LISTEN", default_value = "127.0.0.1:8000")]
     pub(crate) listen: String,
-    /// Directory with the guest's `kernel/vmlinuz` and `initramfs.cpio`
+    /// Directory with the guest's `kernel/vmlinuz` (QEMU), `kernel/vmlinux` (Firecracker) and `initramfs.cpio`
     #[arg(long, env = "AENV_GUEST_DIR", default_value = "/usr/lib/aenv/guest")]
     pub(crate) guest_dir: PathBuf,
     /// API key that clients must send
@@ -169,9 +204,13 @@ mod tests {
 
     #[test]
     fn a_bad_value_is_refused_by_its_name() {
-        for (argument, value) in
-            [("--instance", "too-long"), ("--subnet", "100.64.0.0"), ("--max-timeout-hours", "0")]
-        {
+        for (argument, value) in [
+            ("--instance", "too-long"),
+            ("--subnet", "100.64.0.0"),
+            ("--max-timeout-hours", "0"),
+            ("--disk-bytes-per-second", "0"),
+            ("--driver", "xen"),
+        ] {
             let error =
                 Arguments::try_parse_from(["aenv-node", "serve", argument, value]).unwrap_err().to_string();
             assert!(error.contains(argument), "{error}");

@@ -2,9 +2,9 @@
 
 use crate::arguments::DoctorOptions;
 use crate::output::say;
-use crate::serve::driver;
+use crate::vmm;
 use aenv_protocol::doctor::{Check, Report, Status};
-use aenv_vmm::Vmm as _;
+use aenv_vmm::Confinement;
 use aenv_vmm::cgroups::{Cgroups, CgroupsError, Outcome, Plan};
 use aenv_vmm::probe::{Accelerator, HostFacts};
 use anyhow::{Context as _, Result};
@@ -54,30 +54,45 @@ async fn examine(options: &DoctorOptions) -> Result<Report> {
             "run as root, on a kernel with nf_tables (module nf_tables)",
         ),
     });
-    checks.push(cgroups(Cgroups::inspect(&options.instance.instance.to_string(), None)));
+    checks.push(cgroups(Cgroups::inspect(
+        &options.instance.instance.to_string(),
+        options.instance.vmm.cgroup.as_deref(),
+    )));
     checks.push(block_export(&facts));
     checks.extend(disk(data_dir, &facts));
     Ok(Report { checks })
 }
 
 async fn vmm_checks(options: &DoctorOptions) -> Vec<Check> {
-    let vmm = match driver(&options.instance).await {
-        Ok(vmm) => vmm,
+    // Nothing is started, so nothing needs limits.
+    let chosen = match vmm::choose(&options.instance, Confinement::unlimited()).await {
+        Ok(chosen) => chosen,
         Err(error) => {
             return vec![missing(
                 "vmm",
                 format!("{error:#}"),
-                "install the package qemu-system-x86 (7.2 or newer)",
+                "install Firecracker and its jailer where there is KVM, or the package qemu-system-x86 (7.2 or newer)",
             )];
         }
     };
-    let (choice, identity) = (vmm.choice(), vmm.identity());
+    let (choice, identity) = (&chosen.accelerator, chosen.vmm.identity());
     let accelerator = match choice.accelerator {
         Accelerator::Kvm => "KVM",
         Accelerator::Tcg => "emulation (TCG), several times slower than KVM",
     };
     vec![
-        ok("vmm", format!("QEMU {} ({})", identity.version, vmm.program().display())),
+        Check {
+            name: "vmm".to_owned(),
+            status: if chosen.advice.is_some() { Status::Degraded } else { Status::Ok },
+            found: format!(
+                "{} {} ({}): {}",
+                chosen.product,
+                identity.version,
+                chosen.program.display(),
+                chosen.reason
+            ),
+            advice: chosen.advice.clone(),
+        },
         Check {
             name: "kvm".to_owned(),
             status: if choice.advice.is_some() { Status::Degraded } else { Status::Ok },

@@ -10,6 +10,7 @@ mod output;
 mod purge;
 mod serve;
 mod template;
+mod vmm;
 
 use arguments::{Arguments, Task};
 use clap::Parser;

@@ -3,11 +3,12 @@
 use crate::arguments::Instance;
 use crate::instance_lock::InstanceLock;
 use crate::output::say;
-use crate::serve::driver;
+use crate::vmm;
 use aenv_network::settings::FORWARDING_RECORD;
 use aenv_orchestrator::{HeldDataDir, hold_data_dir};
-use aenv_vmm::Vmm as _;
+use aenv_vmm::cgroups::{Cgroups, Outcome};
 use anyhow::{Context as _, Result};
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// Ends and removes; says what there was, one line each.
@@ -18,12 +19,13 @@ pub(crate) async fn purge(options: &Instance) -> Result<()> {
         true => Some(hold_data_dir(&options.data_dir)?),
         false => None,
     };
-    let vmm = driver(options).await?;
-    let ended =
-        vmm.reap_strays(&format!("{}-", options.instance), &[]).await.context("cannot end the VMs")?;
+    let prefix = format!("{}-", options.instance);
+    let ended = aenv_vmm::end_strays(&prefix, &[]).await.context("cannot end the VMs")?;
     for name in ended {
         say(&format!("VM {name}"))?;
     }
+    remove_tree(&vmm::program_trees(&options.data_dir))?;
+    remove_groups(options, &prefix).await?;
     let record = Path::new(FORWARDING_RECORD);
     let purged =
         aenv_network::purge(&options.instance, record).await.context("cannot remove the networks")?;
@@ -46,4 +48,29 @@ pub(crate) async fn purge(options: &Instance) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The roots of QEMU's jails; no VM uses them any more.
+fn remove_tree(directory: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", directory.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The control groups of the VMs, and their parent, which is empty then.
+async fn remove_groups(options: &Instance, prefix: &str) -> Result<()> {
+    let (name, explicit) = (options.instance.to_string(), options.vmm.cgroup.as_deref());
+    let inspected = Cgroups::inspect(&name, explicit).context("cannot look at the control groups")?;
+    let parent = match inspected {
+        Outcome::Usable(plan) if plan.parent().exists() => plan.parent(),
+        _ => return Ok(()),
+    };
+    if let Outcome::Usable(cgroups) = Cgroups::prepare(&name, explicit)? {
+        cgroups.sweep(prefix, &[]).await.context("cannot remove the control groups of VMs")?;
+    }
+    std::fs::remove_dir(&parent)
+        .with_context(|| format!("cannot remove the control group {}", parent.display()))
 }

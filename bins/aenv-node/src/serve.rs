@@ -4,13 +4,12 @@
 //! log ─▶ instance locked ─▶ port bound ─▶ VMM driver ─▶ networks ─▶ orchestrator (adopts, sweeps) ─▶ HTTP … signal ─▶ HTTP ─▶ orchestrator ─▶ networks
 //! ```
 
-use crate::arguments::{Instance, LogFormat, ServeOptions};
+use crate::arguments::{LogFormat, ServeOptions};
 use crate::instance_lock::InstanceLock;
+use crate::vmm;
 use aenv_api::{ApiKey, Server};
 use aenv_network::{LinuxSlots, SlotSettings};
 use aenv_orchestrator::{GuestArtifacts, Orchestrator, Parts, Settings, host_boot_id};
-use aenv_vmm::Vmm as _;
-use aenv_vmm::qemu::{self, QemuDriver};
 use anyhow::{Context as _, Result, bail};
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +22,6 @@ use tokio_util::sync::CancellationToken;
 pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
     start_log(options.log)?;
     let api_settings = api_settings(&options)?;
-    let guest = guest(&options.guest_dir)?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     raise_descriptor_limit()?;
@@ -32,12 +30,12 @@ pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
         format!("cannot listen on {}: choose another address with --listen", options.listen)
     })?;
 
-    let vmm = driver(&options.instance).await?;
-    let choice = vmm.choice();
-    tracing::info!(identity = ?vmm.identity(), reason = %choice.reason, "VMM driver");
+    let chosen = vmm::choose(&options.instance, vmm::confinement(&options.instance)?).await?;
+    tracing::info!(identity = ?chosen.vmm.identity(), reason = %chosen.reason, "VMM driver");
+    let guest = guest(&options.guest_dir, chosen.kernel)?;
     let slots = LinuxSlots::start(slot_settings(&options)).await.context("cannot prepare networks")?;
     let slots = Arc::new(slots);
-    let parts = Parts { vmm: Arc::new(vmm), slots: slots.clone() };
+    let parts = Parts { vmm: chosen.vmm, slots: slots.clone() };
     let orchestrator = match Orchestrator::start(orchestrator_settings(&options, guest)?, parts).await {
         Ok(orchestrator) => orchestrator,
         Err(error) => {
@@ -61,18 +59,6 @@ pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
     serving.await.context("the HTTP server failed")?;
     orchestrator.shutdown().await;
     slots.shutdown().await.context("cannot remove fresh networks")
-}
-
-/// The VMM driver of this machine.
-pub(crate) async fn driver(options: &Instance) -> Result<QemuDriver> {
-    let vmm = &options.vmm;
-    let settings = qemu::Settings {
-        program: vmm.qemu.clone(),
-        accelerator: vmm.accelerator.forced(),
-        cpu_model: vmm.cpu_model.clone(),
-        ..qemu::Settings::new(options.data_dir.join("vmm"))
-    };
-    QemuDriver::detect(settings).await.context("cannot use QEMU; `aenv doctor` says more")
 }
 
 /// Every VM and every connection costs descriptors, and the limit that programs start with is low.
@@ -110,11 +96,9 @@ fn api_settings(options: &ServeOptions) -> Result<aenv_api::Settings> {
     Ok(aenv_api::Settings { keys, domain, max_timeout: max_timeout(options) })
 }
 
-fn guest(directory: &Path) -> Result<GuestArtifacts> {
-    let guest = GuestArtifacts {
-        kernel: directory.join("kernel/vmlinuz"),
-        initramfs: directory.join("initramfs.cpio"),
-    };
+fn guest(directory: &Path, kernel: &str) -> Result<GuestArtifacts> {
+    let guest =
+        GuestArtifacts { kernel: directory.join(kernel), initramfs: directory.join("initramfs.cpio") };
     for path in [&guest.kernel, &guest.initramfs] {
         if !path.is_file() {
             bail!("{} is missing: `make up` makes it, --guest-dir says where it is", path.display());

@@ -106,7 +106,7 @@ impl Strays {
                     return Err(file_error(format!("cannot remove {}", path.display()), error));
                 }
                 _ => {
-                    tracing::info!(path = %path.display(), "removed a sandbox directory that is in no record")
+                    tracing::info!(path = %path.display(), "removed a sandbox directory that is in no record");
                 }
             }
             self.directories.pop();

@@ -29,6 +29,11 @@ const TAIL_BYTES: usize = 16 << 10;
 /// Read at a time: what the pipe holds.
 const CHUNK_BYTES: usize = 64 << 10;
 
+/// The log of the VM in `run_dir`, for evidence.
+pub(crate) fn log_path(run_dir: &Path) -> PathBuf {
+    run_dir.join(LOG)
+}
+
 /// The file in `run_dir` that is of no use when the VM has ended. The log stays.
 pub(crate) fn scratch_file(run_dir: &Path) -> PathBuf {
     run_dir.join(PIPE)

@@ -32,6 +32,7 @@ use crate::confinement::Confinement;
 use crate::driver::{CaptureFiles, Identity, Machine, MachineSpec, Placement, ProcessRecord, Vmm, VmmError};
 use crate::probe::{Accelerator, Kvm};
 use crate::process::blocking;
+use crate::rate_limits::RateLimits;
 use crate::strays::end_strays;
 use async_trait::async_trait;
 use machine::FirecrackerMachine;
@@ -89,27 +90,6 @@ impl Default for Settings {
             start_limit: Duration::from_secs(30),
             command_limit: Duration::from_secs(20),
         }
-    }
-}
-
-/// How much a VM may move in a second; `None` is no limit.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RateLimits {
-    /// Bytes read from and written to the disk.
-    pub disk_bytes: Option<u64>,
-    /// Reads and writes of the disk.
-    pub disk_operations: Option<u64>,
-    /// Bytes through the network card, in each direction.
-    pub network_bytes: Option<u64>,
-}
-
-impl RateLimits {
-    fn limit_disk(&self) -> bool {
-        self.disk_bytes.is_some() || self.disk_operations.is_some()
-    }
-
-    fn limit_network(&self) -> bool {
-        self.network_bytes.is_some()
     }
 }
 

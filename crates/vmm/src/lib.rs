@@ -19,6 +19,7 @@ mod partial;
 pub mod probe;
 mod process;
 pub mod qemu;
+mod rate_limits;
 mod strays;
 
 pub use confinement::Confinement;
@@ -26,4 +27,5 @@ pub use driver::{
     BootSource, CaptureBase, CaptureFiles, CaptureReport, Exit, ExitCause, Identity, Machine, MachineSpec,
     Placement, ProcessRecord, Vmm, VmmError,
 };
+pub use rate_limits::RateLimits;
 pub use strays::end_strays;

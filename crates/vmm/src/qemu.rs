@@ -33,6 +33,7 @@ use crate::confinement::Confinement;
 use crate::driver::{CaptureFiles, Identity, Machine, MachineSpec, Placement, ProcessRecord, Vmm, VmmError};
 use crate::probe::{Accelerator, Choice, Kvm};
 use crate::process::blocking;
+use crate::rate_limits::RateLimits;
 use crate::strays::end_strays;
 use async_trait::async_trait;
 use machine::QemuMachine;
@@ -60,6 +61,8 @@ pub struct Settings {
     /// Directory for the root file systems of VMM processes: on a file system where devices are of no concern, readable
     /// by every user once reached. Filled at the first start.
     pub program_trees: PathBuf,
+    /// Limits of every VM's disk. QEMU has none for a network card: to ask for one is an error.
+    pub limits: RateLimits,
     /// How much of the host each VMM may use.
     pub confinement: Confinement,
     /// MiB of memory that a VMM may use beside its guest's: heap, page tables and, emulated, translated code.
@@ -81,6 +84,7 @@ impl Settings {
             program_trees,
             accelerator: None,
             cpu_model: None,
+            limits: RateLimits::default(),
             confinement: Confinement::unlimited(),
             // 45 MiB are used by an idle one; translated code adds what `command_line` allows it.
             overhead_mib: 256,
@@ -120,6 +124,7 @@ impl QemuDriver {
     /// # Errors
     /// When the program is missing, too old or does not say its version.
     pub async fn detect(settings: Settings) -> Result<Self, VmmError> {
+        settings.limits.refuse_network(&settings.program.display().to_string())?;
         let version = ask_version(&settings.program).await?;
         if version < OLDEST_VERSION {
             return Err(VmmError::Start {
@@ -250,6 +255,14 @@ mod tests {
         assert_eq!(parse_version("QEMU emulator version 9.1"), Some(Version(9, 1, 0)));
         assert_eq!(parse_version("bash: not found"), None);
         assert!(Version(10, 0, 2) > OLDEST_VERSION && Version(7, 1, 9) < OLDEST_VERSION);
+    }
+
+    #[tokio::test]
+    async fn a_limit_that_cannot_be_kept_is_refused() {
+        let limits = RateLimits { network_bytes: Some(1), ..RateLimits::default() };
+        let settings = Settings { limits, ..Settings::new(PathBuf::new()) };
+        let error = QemuDriver::detect(settings).await.unwrap_err();
+        assert!(error.to_string().contains("network card"), "{error}");
     }
 
     #[tokio::test]

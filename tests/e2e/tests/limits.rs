@@ -1,7 +1,6 @@
 //! What a sandbox may use of its host: where version 2 control groups are usable, each VM has limits it cannot raise, and
 //! a death for memory is told as such. Where they are not, sandboxes work without (the other tests), and this one says so.
 #![expect(clippy::unwrap_used, reason = "a step that fails fails the test")]
-#![expect(clippy::print_stderr, reason = "what was not tested must be seen")]
 
 use aenv_e2e::own_node;
 use aenv_testkit::resources::vmm_of;

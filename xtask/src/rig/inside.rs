@@ -5,6 +5,7 @@
 mod stack;
 
 use crate::artifacts;
+use crate::bench;
 use crate::node::{Node, Record};
 use crate::process::{describe, tail};
 use crate::project::Project;
@@ -19,6 +20,8 @@ use std::process::{Command, Stdio};
 pub(crate) enum Task {
     /// Boot a guest by Firecracker under its jailer
     Stack,
+    /// Measure creates and their baseline with a node of its own
+    Bench(bench::Options),
     /// Run test programs one after the other, one test at a time
     Tests(Tests),
 }
@@ -44,6 +47,7 @@ pub(crate) struct Tests {
 pub(crate) fn run(project: &Project, task: &Task) -> Result<()> {
     match task {
         Task::Stack => stack::run(project),
+        Task::Bench(options) => bench::create_inside(project, options),
         Task::Tests(tests) => tests.run(project),
     }
 }

@@ -28,12 +28,36 @@ struct TestProgram {
     target: &'static str,
 }
 
-const SUITES: &[Suite] = &[Suite {
-    name: "stack",
-    purpose: "Firecracker under its jailer boots our guest: KVM, cgroup v2, tap, network namespace",
-    inside: &["stack"],
-    programs: &[],
-}];
+const SUITES: &[Suite] = &[
+    Suite {
+        name: "stack",
+        purpose: "Firecracker under its jailer boots our guest: KVM, cgroup v2, tap, network namespace",
+        inside: &["stack"],
+        programs: &[],
+    },
+    Suite {
+        name: "driver",
+        purpose: "the Firecracker driver and control groups, by the tests of crates/vmm",
+        inside: &["tests", "--env", "AENV_TEST_DRIVER=firecracker"],
+        programs: &[
+            TestProgram { package: "aenv-vmm", target: "cgroups" },
+            TestProgram { package: "aenv-vmm", target: "real_guest" },
+        ],
+    },
+    Suite {
+        name: "end-to-end",
+        purpose: "the end-to-end tests with Firecracker, unchanged",
+        inside: &["tests", "--node", "--env", "AENV_DRIVER=firecracker"],
+        programs: &[
+            TestProgram { package: "aenv-e2e", target: "faults" },
+            TestProgram { package: "aenv-e2e", target: "guest" },
+            TestProgram { package: "aenv-e2e", target: "isolation" },
+            TestProgram { package: "aenv-e2e", target: "lifecycle" },
+            TestProgram { package: "aenv-e2e", target: "limits" },
+            TestProgram { package: "aenv-e2e", target: "privileges" },
+        ],
+    },
+];
 
 /// The suite of that name, or all.
 pub(super) fn named(name: Option<&str>) -> Result<Vec<&'static Suite>> {

@@ -7,6 +7,7 @@
 use super::{Version, jail, program_tree};
 use crate::driver::{MachineSpec, Placement};
 use crate::probe::{Accelerator, Choice, CpuVendor};
+use crate::rate_limits::RateLimits;
 
 /// Hardware address of every guest's network card. The same everywhere, since a restored guest keeps what it had.
 const GUEST_MAC: &str = "02:fc:00:00:00:02";
@@ -52,6 +53,7 @@ pub(super) struct CommandLine<'a> {
     pub(super) tsc_khz: Option<u64>,
     pub(super) spec: &'a MachineSpec,
     pub(super) placement: &'a Placement,
+    pub(super) limits: &'a RateLimits,
     /// Process name, as in the process list.
     pub(super) process_name: &'a str,
     /// Number of the inherited listening socket for QMP.
@@ -65,7 +67,7 @@ impl CommandLine<'_> {
         let mut line = Line(Vec::new());
         self.process(&mut line);
         self.machine(&mut line);
-        devices(self.placement, &mut line);
+        devices(self.placement, self.limits, &mut line);
         match self.start {
             Start::Boot => {
                 line.add("-kernel", jail::KERNEL);
@@ -144,13 +146,24 @@ impl CommandLine<'_> {
 
 /// The guest's devices. Their order is part of what a capture is bound to. virtio-mmio stays at QEMU's default layout
 /// (legacy): the state of the modern one has 90 KB of unused queues, which cost 2 ms per capture and 1 ms per restore.
-fn devices(placement: &Placement, line: &mut Line) {
+fn devices(placement: &Placement, limits: &RateLimits, line: &mut Line) {
     line.add("-chardev", format_args!("ringbuf,id={CONSOLE},size={CONSOLE_BYTES}"));
     line.add("-serial", format_args!("chardev:{CONSOLE}"));
     // A write-back cache whose flushes are carried out: the guest's fsync is real. Trimmed blocks go back to the host.
     let disk = jail::DISK;
     line.add("-blockdev", format_args!("driver=file,node-name=disk-file,filename={disk},discard=unmap"));
-    line.add("-blockdev", "driver=raw,node-name=disk,file=disk-file,discard=unmap");
+    let limited = limits.limit_disk();
+    let node = if limited { "disk-raw" } else { "disk" };
+    line.add("-blockdev", format_args!("driver=raw,node-name={node},file=disk-file,discard=unmap"));
+    if limited {
+        let limit = |name: &str, value: Option<u64>| {
+            value.map_or_else(String::new, |value| format!(",{name}={value}"))
+        };
+        let bytes = limit("x-bps-total", limits.disk_bytes);
+        let operations = limit("x-iops-total", limits.disk_operations);
+        line.add("-object", format_args!("throttle-group,id=disk-limits{bytes}{operations}"));
+        line.add("-blockdev", "driver=throttle,node-name=disk,throttle-group=disk-limits,file=disk-raw");
+    }
     line.add("-device", "virtio-blk-device,drive=disk");
     let tap = &placement.tap;
     line.add("-netdev", format_args!("tap,id=net0,ifname={tap},script=no,downscript=no,vhost=off"));

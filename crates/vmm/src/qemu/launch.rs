@@ -10,6 +10,7 @@ use super::monitor::{Event, Monitor, MonitorError};
 use super::program_tree::ProgramTree;
 use super::{QemuDriver, Settings};
 use crate::confinement::Confined;
+use crate::console::{self, Console};
 use crate::driver::{CaptureFiles, MachineSpec, Placement, ProcessRecord, VmmError};
 use crate::process::{OwnedProcess, blocking};
 use aenv_sys::file::reflink;
@@ -22,24 +23,26 @@ use std::os::unix::fs::{chown, fchown};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::broadcast;
 
 const MONITOR_SOCKET: &str = "monitor.sock";
-const LOG: &str = "vmm.log";
+/// How long the output of a process that failed to start is awaited.
+const OUTPUT_GRACE: Duration = Duration::from_millis(200);
 /// What a guest's memory is a private mapping of, where that is no shared image: an empty sparse file for a boot, a copy
 /// of the image that shares its blocks for a QEMU that opens such files for writing only.
 const OWN_MEMORY: &str = "memory";
 /// Room for whatever else than disk and memory QEMU writes.
 const LEAST_FILE_LIMIT: u64 = 16 << 20;
 
-/// The log of a VM, for evidence.
-pub(super) fn log_path(placement: &Placement) -> PathBuf {
-    placement.run_dir.join(LOG)
-}
-
 /// The files a launch makes in the run directory that are of no use when the VM has ended. The log stays.
-pub(super) fn scratch_files(placement: &Placement) -> [PathBuf; 3] {
-    [placement.run_dir.join(MONITOR_SOCKET), placement.run_dir.join(OWN_MEMORY), jail::state_file(placement)]
+pub(super) fn scratch_files(placement: &Placement) -> [PathBuf; 4] {
+    [
+        console::scratch_file(&placement.run_dir),
+        placement.run_dir.join(MONITOR_SOCKET),
+        placement.run_dir.join(OWN_MEMORY),
+        jail::state_file(placement),
+    ]
 }
 
 /// A process we are connected to. Ends the process when dropped, unless it is to be kept.
@@ -49,13 +52,24 @@ pub(super) struct Launched {
     monitor: Monitor,
     record: ProcessRecord,
     confined: Arc<Confined>,
+    console: Console,
+}
+
+/// Everything of a launched VM but the process.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) monitor: Monitor,
+    pub(super) record: ProcessRecord,
+    pub(super) confined: Arc<Confined>,
+    pub(super) console: Console,
 }
 
 impl Launched {
     /// Hands the parts over to who looks after the VM from now on. Dropping them leaves the process alone.
-    pub(super) fn into_parts(self) -> (Arc<PidFd>, Monitor, ProcessRecord, Arc<Confined>) {
+    pub(super) fn into_parts(self) -> (Arc<PidFd>, Parts) {
         self.confined.keep();
-        (self.process.release(), self.monitor, self.record, self.confined)
+        let Self { process, monitor, record, confined, console } = self;
+        (process.release(), Parts { monitor, record, confined, console })
     }
 }
 
@@ -133,7 +147,8 @@ pub(super) async fn load_state(
     let refused =
         |reason: String| VmmError::Command { name: name.clone(), command: "restore".to_owned(), reason };
     let log = || {
-        std::fs::read_to_string(log_path(placement)).map_or_else(|_| String::new(), |log| last_lines(&log))
+        let path = console::log_path(&placement.run_dir);
+        std::fs::read_to_string(path).map_or_else(|_| String::new(), |log| last_lines(&log))
     };
     outcome.map_err(|reason| refused(format!("{reason}: {}", log())))?;
     let status = monitor.execute("query-status", json!({})).await.map_err(failed)?;
@@ -183,16 +198,16 @@ async fn start(
     let confined = Arc::new(confinement.make(&placement.name, spec, *overhead_mib).await?);
     let group = Arc::clone(&confined);
     let spawn = move || plan.spawn(inherit.as_ref(), &group);
-    let (process, start_time, pid) = match blocking(spawn, String::new).await {
+    let (process, start_time, mut console) = match blocking(spawn, String::new).await {
         Err(VmmError::Io { source, .. }) => return Err(start_error(source.to_string())),
         spawned => spawned?,
     };
-    let record = ProcessRecord { pid, start_time, control_socket: socket };
+    let record = ProcessRecord { pid: process.handle().pid(), start_time, control_socket: socket };
     match connect(driver, &record.control_socket).await {
-        Ok(monitor) => Ok(Launched { process, monitor, record, confined }),
+        Ok(monitor) => Ok(Launched { process, monitor, record, confined, console }),
         Err(error) => {
-            let log = tokio::fs::read(log_path(placement)).await.unwrap_or_default();
-            let log = last_lines(&String::from_utf8_lossy(&log));
+            while let Ok(Ok(Some(_))) = tokio::time::timeout(OUTPUT_GRACE, console.read()).await {}
+            let log = last_lines(&console.tail());
             Err(start_error(if log.is_empty() { error.to_string() } else { log }))
         }
     }
@@ -210,7 +225,11 @@ struct Plan {
 
 impl Plan {
     /// Makes the files and starts the process. Returns its owner, so that one that is started for nobody is ended.
-    fn spawn(&self, inherit: Option<&OwnedFd>, confined: &Confined) -> io::Result<(OwnedProcess, u64, u32)> {
+    fn spawn(
+        &self,
+        inherit: Option<&OwnedFd>,
+        confined: &Confined,
+    ) -> io::Result<(OwnedProcess, u64, Console)> {
         let Self { driver, spec, placement, tree, .. } = self;
         let listener = listen(&placement.run_dir)?;
         let (memory, memory_access) = self.memory()?;
@@ -231,6 +250,7 @@ impl Plan {
             tsc_khz: driver.tsc_khz,
             spec,
             placement,
+            limits: &driver.settings.limits,
             process_name: &process_name,
             monitor_fd: listener.as_raw_fd(),
             start: if self.image.is_some() { Start::Restore } else { Start::Boot },
@@ -238,13 +258,14 @@ impl Plan {
         let netns = File::open(&placement.netns).map_err(|error| on_path(&placement.netns, &error))?;
         let mut inherited = vec![listener.as_fd()];
         inherited.extend(inherit.map(AsFd::as_fd));
+        let (output, console) = Console::create(&placement.run_dir)?;
         let process = Detached {
             program: tree.program(),
             arg0: &process_name,
             args: &command_line.build(),
             directory: Path::new("/"),
             netns: Some(netns.as_fd()),
-            log: File::create(log_path(placement))?,
+            log: output,
             inherit: &inherited,
             oom_score_adj: Some(driver.settings.oom_score_adj),
             cgroup: confined.descriptor(),
@@ -253,7 +274,7 @@ impl Plan {
         let process = process.spawn()?;
         let pid = process.pid();
         let owner = OwnedProcess::new(process);
-        Ok((owner, aenv_sys::process::start_time(pid)?, pid))
+        Ok((owner, aenv_sys::process::start_time(pid)?, console))
     }
 
     /// The file behind the guest's memory.
@@ -310,7 +331,12 @@ pub(super) async fn adopt(
     let process = OwnedProcess::foreign(handle);
     let confined = Arc::new(driver.settings.confinement.open(name)?);
     match connect(driver, &record.control_socket).await {
-        Ok(monitor) => Ok(Launched { process, monitor, record: record.clone(), confined }),
+        Ok(monitor) => {
+            let context = format!("cannot open the console of VMM {name}");
+            let console =
+                Console::open(&placement.run_dir).map_err(|source| VmmError::Io { context, source })?;
+            Ok(Launched { process, monitor, record: record.clone(), confined, console })
+        }
         Err(_) if process.handle().has_exited().unwrap_or(false) => {
             Err(gone("it ended while it was being taken over".to_owned()))
         }

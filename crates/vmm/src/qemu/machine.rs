@@ -11,9 +11,10 @@ use super::capture::{self, Content};
 use super::command_line::{CONSOLE, CONSOLE_BYTES};
 use super::ending::{Evidence, Stopped};
 use super::jail;
-use super::launch::{self, Launched, Pending};
+use super::launch::{self, Launched, Parts, Pending};
 use super::monitor::{Event, Monitor, MonitorError};
 use crate::confinement::Confined;
+use crate::console::Console;
 use crate::driver::{
     CaptureFiles, CaptureReport, Exit, ExitCause, Machine, MachineSpec, Placement, ProcessRecord, VmmError,
 };
@@ -21,16 +22,15 @@ use aenv_sys::process::PidFd;
 use async_trait::async_trait;
 use base64::Engine;
 use serde_json::{Value, json};
-use std::io::{self, Read, Seek, SeekFrom};
-use std::path::Path;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{broadcast, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-/// How much of the VMM's log is looked at.
-const LOG_TAIL: u64 = 16 << 10;
+/// How long the rest of the output is awaited: it is there when the process has ended.
+const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 /// How long the exit of a VMM is awaited after its monitor closed, to tell "gone" from "mute".
 const EXIT_GRACE: Duration = Duration::from_secs(2);
 /// How long SIGKILL may take: a process in the middle of a disk write ends only after it.
@@ -65,11 +65,12 @@ impl QemuMachine {
         placement: Placement,
         pending: Option<Pending>,
     ) -> Self {
-        let (process, monitor, record, confined) = launched.into_parts();
+        let (process, parts) = launched.into_parts();
+        let Parts { monitor, record, confined, console } = parts;
         let kill_requested = AtomicBool::new(false);
         let shared = Arc::new(Shared { placement, record, process, monitor, confined, kill_requested });
         let (sender, exit) = watch::channel(None);
-        let watcher = tokio::spawn(Arc::clone(&shared).watch(sender));
+        let watcher = tokio::spawn(Arc::clone(&shared).watch(console, sender));
         let watcher = AbortOnDropHandle::new(watcher);
         let (memory_bytes, pending) = (spec.memory_mib << 20, Mutex::new(pending));
         Self { shared, memory_bytes, pending, exit, _watcher: watcher }
@@ -183,9 +184,10 @@ impl Machine for QemuMachine {
 }
 
 impl Shared {
-    async fn watch(self: Arc<Self>, exit: watch::Sender<Option<Exit>>) {
+    async fn watch(self: Arc<Self>, mut console: Console, exit: watch::Sender<Option<Exit>>) {
         let stopped = tokio::select! {
             stopped = self.stopped_for_good() => Some(stopped),
+            () = self.keep_output(&mut console) => None,
             ended = self.process.exited() => {
                 if let Err(error) = ended {
                     tracing::error!(vm = self.placement.name, %error, "cannot wait for the VMM");
@@ -202,16 +204,30 @@ impl Shared {
             tracing::error!(vm = self.placement.name, %error, "cannot read the VMM's exit status");
             None
         });
-        let log = read_tail(&launch::log_path(&self.placement))
-            .unwrap_or_else(|error| format!("(log lost: {error})"));
+        while let Ok(Ok(Some(_))) = tokio::time::timeout(OUTPUT_GRACE, console.read()).await {}
         let out_of_memory = self.confined.out_of_memory().unwrap_or_else(|error| {
             tracing::warn!(vm = self.placement.name, %error, "cannot read whether the VMM was killed for memory");
             None
         });
         let kill_requested = self.kill_requested.load(Ordering::Relaxed);
-        let found = Evidence { kill_requested, stopped, ended, out_of_memory, log }.exit();
+        let found = Evidence { kill_requested, stopped, ended, out_of_memory, log: console.tail() }.exit();
         tracing::debug!(vm = self.placement.name, cause = ?found.cause, detail = found.detail, "VMM ended");
         exit.send_replace(Some(found));
+    }
+
+    /// Keeps what QEMU prints, for ever: also when there is nothing more to come, since its end is seen elsewhere.
+    async fn keep_output(&self, console: &mut Console) {
+        loop {
+            match console.read().await {
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::error!(vm = self.placement.name, %error, "cannot read what the VMM prints any more");
+                    break;
+                }
+            }
+        }
+        std::future::pending::<()>().await;
     }
 
     async fn end(&self) -> io::Result<()> {
@@ -258,13 +274,4 @@ impl Shared {
         };
         Stopped { reason, console }
     }
-}
-
-fn read_tail(path: &Path) -> io::Result<String> {
-    let mut file = std::fs::File::open(path)?;
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL)))?;
-    let mut tail = Vec::new();
-    file.take(LOG_TAIL).read_to_end(&mut tail)?;
-    Ok(String::from_utf8_lossy(&tail).into_owned())
 }

@@ -3,7 +3,8 @@
 
 use super::host::{self, Host, Kind};
 use super::{PATIENCE, booted, captured, killed};
-use aenv_vmm::firecracker::{CpuTemplate, RateLimits, Settings};
+use aenv_vmm::RateLimits;
+use aenv_vmm::firecracker::{CpuTemplate, Settings};
 use aenv_vmm::{CaptureBase, ExitCause, VmmError};
 
 /// In the jail: what the jailed user can write,

@@ -27,6 +27,7 @@ fn build(accelerator: Accelerator, start: Start, version: Version) -> String {
         tsc_khz: (accelerator == Accelerator::Tcg).then_some(2_100_000),
         spec: &spec,
         placement: &placement,
+        limits: &RateLimits::default(),
         process_name: "aenv-a-one",
         monitor_fd: 7,
         start,
@@ -78,4 +79,17 @@ fn restore_is_the_same_machine_without_a_kernel() {
     let restore = |version| build(Accelerator::Kvm, Start::Restore, version);
     assert_eq!(restore(Version(7, 2, 0)), machine.replace("READONLY", ""));
     assert_eq!(restore(Version(8, 2, 0)), machine.replace("READONLY", ",readonly=on,rom=off"));
+}
+
+#[test]
+fn a_limited_disk_lies_behind_a_throttle() {
+    let limits = RateLimits { disk_bytes: Some(1 << 20), disk_operations: Some(500), network_bytes: None };
+    let mut line = Line(Vec::new());
+    devices(&placement(), &limits, &mut line);
+    let line = line.0.join(" ");
+    assert!(line.contains("throttle-group,id=disk-limits,x-bps-total=1048576,x-iops-total=500"), "{line}");
+    assert!(
+        line.contains("driver=throttle,node-name=disk,throttle-group=disk-limits,file=disk-raw"),
+        "{line}"
+    );
 }
