@@ -8,7 +8,8 @@
 //! mapping    [ A ][ b'][ c'][ 0 ]  changed: b' c' 0 ─▶ [ A ][ b'][ c'][   ]   new image; zero pages are holes
 //! ```
 
-use crate::driver::{CaptureBase, CaptureFiles, CaptureReport, VmmError};
+use crate::driver::{CaptureBase, CaptureReport, VmmError};
+use crate::partial::{PartialFiles, failed};
 use aenv_sys::file::{ReflinkError, data_extents, punch_hole, reflink};
 use aenv_sys::memory::{self, FileMapping, PAGE_SIZE};
 use std::fs::{File, OpenOptions, Permissions};
@@ -17,62 +18,19 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Memory read at a time.
 const BATCH_BYTES: u64 = 4 << 20;
 
-/// Two files that are removed unless the capture is completed; shared with the thread that writes them, so that a caller
-/// who gives up leaves nothing.
-#[derive(Debug)]
-pub(super) struct PartialFiles {
-    files: CaptureFiles,
-    complete: AtomicBool,
-}
-
-impl PartialFiles {
-    /// Makes sure that none of the files exists yet.
-    pub(super) fn begin(files: &CaptureFiles) -> Result<Arc<Self>, VmmError> {
-        for path in [&files.memory, &files.state] {
-            match path.try_exists() {
-                Ok(false) => {}
-                Ok(true) => return Err(failed(path, io::ErrorKind::AlreadyExists.into())),
-                Err(error) => return Err(failed(path, error)),
-            }
-        }
-        Ok(Arc::new(Self { files: files.clone(), complete: AtomicBool::new(false) }))
-    }
-
-    /// Copies the device state to where it belongs from where the VMM could write it: some KiB.
-    pub(super) async fn take_state(&self, from: PathBuf) -> Result<(), VmmError> {
-        let to = self.files.state.clone();
-        let copied = tokio::task::spawn_blocking(move || std::fs::copy(from, to)).await;
-        copied
-            .unwrap_or_else(|error| Err(io::Error::other(error)))
-            .map(drop)
-            .map_err(|error| failed(&self.files.state, error))
-    }
-}
-
-impl Drop for PartialFiles {
-    fn drop(&mut self) {
-        if self.complete.load(Ordering::Relaxed) {
-            return;
-        }
-        for path in [&self.files.memory, &self.files.state] {
-            match std::fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::error!(path = %path.display(), %error, "cannot remove a partial capture");
-                }
-                _ => {}
-            }
-        }
-    }
-}
-
-fn failed(path: &Path, source: io::Error) -> VmmError {
-    VmmError::Io { context: format!("cannot write capture {}", path.display()), source }
+/// Copies the device state to where it belongs from where the VMM could write it: some KiB.
+pub(super) async fn take_state(partial: &PartialFiles, from: PathBuf) -> Result<(), VmmError> {
+    let to = partial.files().state.clone();
+    let copied = tokio::task::spawn_blocking(move || std::fs::copy(from, to)).await;
+    copied
+        .unwrap_or_else(|error| Err(io::Error::other(error)))
+        .map(drop)
+        .map_err(|error| failed(&partial.files().state, error))
 }
 
 /// What the memory file is to hold.
@@ -95,17 +53,17 @@ pub(super) async fn finish(
     let started = Instant::now();
     let writer = Arc::clone(&partial);
     let write = move || -> io::Result<(u64, Counts)> {
-        let state_bytes = std::fs::metadata(&writer.files.state)?.len();
-        let counts = write_memory(pid, memory_bytes, content, &writer.files.memory)?;
+        let state_bytes = std::fs::metadata(&writer.files().state)?.len();
+        let counts = write_memory(pid, memory_bytes, content, &writer.files().memory)?;
         let read_only = Permissions::from_mode(0o444);
-        std::fs::set_permissions(&writer.files.state, read_only.clone())?;
-        std::fs::set_permissions(&writer.files.memory, read_only)?;
+        std::fs::set_permissions(&writer.files().state, read_only.clone())?;
+        std::fs::set_permissions(&writer.files().memory, read_only)?;
         Ok((state_bytes, counts))
     };
     let written =
         tokio::task::spawn_blocking(write).await.unwrap_or_else(|error| Err(io::Error::other(error)));
-    let (state_bytes, counts) = written.map_err(|source| failed(&partial.files.memory, source))?;
-    partial.complete.store(true, Ordering::Relaxed);
+    let (state_bytes, counts) = written.map_err(|source| failed(&partial.files().memory, source))?;
+    partial.complete();
     let base = match content {
         Content::Whole => CaptureBase::Nothing,
         Content::Changes => CaptureBase::Start,

@@ -18,6 +18,7 @@ use crate::console::Console;
 use crate::driver::{
     CaptureFiles, CaptureReport, Exit, ExitCause, Machine, MachineSpec, Placement, ProcessRecord, VmmError,
 };
+use crate::partial::PartialFiles;
 use aenv_sys::process::PidFd;
 use async_trait::async_trait;
 use base64::Engine;
@@ -95,11 +96,11 @@ impl QemuMachine {
         if self.is_running().await? {
             return Err(self.refused("capture", "the machine runs: stop it first"));
         }
-        let partial = capture::PartialFiles::begin(into)?;
+        let partial = PartialFiles::begin(into)?;
         let started = std::time::Instant::now();
         // Made for Xen, but not bound to it: device state of a stopped machine without its memory.
         self.execute("xen-save-devices-state", json!({"filename": jail::STATE, "live": false})).await?;
-        partial.take_state(jail::state_file(&self.shared.placement)).await?;
+        capture::take_state(&partial, jail::state_file(&self.shared.placement)).await?;
         let state_time = started.elapsed();
         capture::finish(partial, self.shared.record.pid, self.memory_bytes, content, state_time).await
     }

@@ -1,11 +1,13 @@
 //! What only Firecracker does: its guest's console, its templates, its way to end. Needs `AENV_TEST_DRIVER=firecracker` and
 //! KVM, as in the nested machine; elsewhere each test prints a line and does nothing.
 
-use super::host::{self, Host, Kind};
-use super::{PATIENCE, booted, captured, killed};
+use super::host::{self, Host, Kind, Slot};
+use super::{PATIENCE, booted, captured, killed, milliseconds};
 use aenv_vmm::RateLimits;
 use aenv_vmm::firecracker::{CpuTemplate, Settings};
 use aenv_vmm::{CaptureBase, ExitCause, VmmError};
+use std::fs::OpenOptions;
+use std::time::{Duration, Instant};
 
 /// In the jail: what the jailed user can write,
 pub(crate) const MAY_WRITE: &[&str] =
@@ -31,6 +33,48 @@ fn is_chosen() -> bool {
     chosen
 }
 
+fn log_bytes(slot: &Slot) -> u64 {
+    let size = |name: &str| {
+        std::fs::metadata(slot.placement().run_dir.join(name)).map_or(0, |metadata| metadata.len())
+    };
+    size("vmm.log") + size("vmm.log.old")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_the_console_that_nobody_reads_stops_nobody() {
+    if !is_chosen() {
+        return;
+    }
+    let host = Host::new("o").await;
+    let slot = host.slot_with_shell("one");
+    let machine = booted(&host, &slot).await;
+    let record = machine.record().clone();
+    drop(machine);
+    // A guest prints slowly where everything is emulated: so the pipe is made to be full soon.
+    let pipe = OpenOptions::new().read(true).write(true).open(slot.placement().run_dir.join("console.pipe"));
+    let pipe = pipe.unwrap();
+    rustix::pipe::fcntl_setpipe_size(&pipe, 4096).unwrap();
+    let before = log_bytes(&slot);
+    let started = Instant::now();
+    let line = "x".repeat(1000);
+    let flood = format!("for i in 1 2 3 4 5 6 7 8; do echo {line}; done > /dev/ttyS0; echo finished");
+    let said = decoded(&slot.shell(&flood, PATIENCE));
+    println!("flood: 8000 characters in {:.0} ms", milliseconds(started));
+    assert!(said.contains("finished"), "the guest waits for a reader: {said}");
+    assert_eq!(log_bytes(&slot), before, "somebody reads the console");
+    drop(pipe);
+    let machine = host.driver.adopt(&host.spec, &record, slot.placement()).await.unwrap();
+    let started = Instant::now();
+    while log_bytes(&slot) == before {
+        assert!(started.elapsed() < PATIENCE, "the next reader gets nothing");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(log_bytes(&slot) <= before + 4096, "what did not fit was kept");
+    slot.answer(PATIENCE);
+    killed(&*machine, &slot).await;
+    host.leaves_nothing();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_way_of_a_guest_to_go_down_is_told_apart_also_after_an_adoption() {
     if !is_chosen() {
@@ -39,6 +83,7 @@ async fn every_way_of_a_guest_to_go_down_is_told_apart_also_after_an_adoption() 
     let host = Host::new("w").await;
     let slot = host.slot_with_shell("one");
     for (key, expected, words) in [
+        ("o", ExitCause::GuestShutdown, "halted"),
         ("b", ExitCause::GuestShutdown, "shut down"),
         ("c", ExitCause::GuestPanic, "Kernel panic - not syncing"),
     ] {
@@ -47,7 +92,8 @@ async fn every_way_of_a_guest_to_go_down_is_told_apart_also_after_an_adoption() 
         drop(machine);
         slot.answer(PATIENCE);
         let machine = host.driver.adopt(&host.spec, &record, slot.placement()).await.unwrap();
-        slot.shell(&format!("echo 1 > /proc/sys/kernel/sysrq; echo {key} > /proc/sysrq-trigger"));
+        let script = format!("echo 1 > /proc/sys/kernel/sysrq; echo {key} > /proc/sysrq-trigger");
+        slot.shell(&script, Duration::from_secs(1));
         let exit = tokio::time::timeout(PATIENCE, machine.wait()).await.unwrap();
         assert_eq!(exit.cause, expected, "sysrq {key}: {exit:?}");
         assert!(exit.detail.contains(words), "{exit:?}");
@@ -76,7 +122,7 @@ async fn a_template_hides_a_feature_and_a_flush_is_offered() {
     for host in [&plain, &hidden] {
         let slot = host.slot_with_shell("one");
         let machine = booted(host, &slot).await;
-        flags.push(decoded(&slot.shell(read)));
+        flags.push(decoded(&slot.shell(read, PATIENCE)));
         killed(&*machine, &slot).await;
     }
     assert!(flags[0].contains(" rdseed"), "the host has no rdseed: {}", flags[0]);

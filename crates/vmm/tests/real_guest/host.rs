@@ -378,22 +378,22 @@ impl Slot {
         started.elapsed().as_secs_f64() * 1e3
     }
 
-    /// Starts a shell in the guest and returns what is said of it until it ends, or until its guest does.
-    pub(crate) fn shell(&self, script: &str) -> String {
-        let said = self.namespace.run(|| run_shell(script)).unwrap();
+    /// Starts a shell in the guest and returns what is said of it until it ends, or until nothing is said for so long.
+    pub(crate) fn shell(&self, script: &str, patience: Duration) -> String {
+        let said = self.namespace.run(|| run_shell(script, patience)).unwrap();
         said.unwrap_or_else(|error| format!("(connection lost: {error})"))
     }
 }
 
 /// A process of the guest daemon's RPC, in its JSON form.
-fn run_shell(script: &str) -> std::io::Result<String> {
+fn run_shell(script: &str, patience: Duration) -> std::io::Result<String> {
     let script = script.replace('\\', "\\\\").replace('"', "\\\"");
     let message = format!("{{\"process\":{{\"cmd\":\"/bin/sh\",\"args\":[\"-c\",\"{script}\"]}}}}");
     let mut body = vec![0];
     body.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
     body.extend(message.as_bytes());
     let mut connection = TcpStream::connect_timeout(&ENVD, Duration::from_secs(2))?;
-    connection.set_read_timeout(Some(Duration::from_secs(5)))?;
+    connection.set_read_timeout(Some(patience))?;
     write!(
         connection,
         "POST /process.Process/Start HTTP/1.1\r\nHost: guest\r\nConnection: close\r\nAuthorization: Basic cm9vdDo=\r\n\

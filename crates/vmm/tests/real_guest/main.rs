@@ -47,8 +47,11 @@ async fn captured(host: &Host, machine: &dyn Machine, name: &str) -> CaptureFile
 
 async fn restored(host: &Host, slot: &Slot, files: &CaptureFiles) -> Box<dyn Machine> {
     let started = Instant::now();
-    let machine = host.driver.restore(&host.spec, files, slot.placement()).await.unwrap();
-    let ready = milliseconds(started);
+    let machine = host.driver.prepare(&host.spec, files, slot.placement()).await.unwrap();
+    let prepare = milliseconds(started);
+    let started = Instant::now();
+    machine.load().await.unwrap();
+    let load = milliseconds(started);
     assert!(!machine.is_running().await.unwrap());
     let started = Instant::now();
     machine.resume().await.unwrap();
@@ -61,7 +64,7 @@ async fn restored(host: &Host, slot: &Slot, files: &CaptureFiles) -> Box<dyn Mac
     slot.answer(PATIENCE);
     let standby = milliseconds(started);
     println!(
-        "restore: ready {ready:.0} ms, resume {resume:.1}, answers {first:.1} and {second:.1}, as a standby {standby:.1} ms; {}",
+        "restore: prepare {prepare:.0} ms, load {load:.1}, resume {resume:.1}, answers {first:.1} and {second:.1}, as a standby {standby:.1} ms; {}",
         memory_kib(machine.record().pid)
     );
     machine

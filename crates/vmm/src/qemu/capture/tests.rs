@@ -47,20 +47,3 @@ fn zero_pages_become_holes_in_a_whole_image_and_data_among_changes() {
     write_run(&changes, 4096, &content, Zeros::Write, &mut counts).unwrap();
     assert_eq!(data_extents(&changes).unwrap(), vec![4096_u64..5 * 4096]);
 }
-
-#[test]
-fn partial_files_are_removed_complete_ones_kept_and_existing_ones_refused() {
-    let directory = tempfile::tempdir().unwrap();
-    let files =
-        CaptureFiles { memory: directory.path().join("memory"), state: directory.path().join("state") };
-    let partial = PartialFiles::begin(&files).unwrap();
-    std::fs::write(&files.state, "x").unwrap();
-    assert!(PartialFiles::begin(&files).is_err());
-    drop(partial);
-    assert!(!files.state.exists());
-    let partial = PartialFiles::begin(&files).unwrap();
-    std::fs::write(&files.memory, "x").unwrap();
-    partial.complete.store(true, Ordering::Relaxed);
-    drop(partial);
-    assert!(files.memory.exists());
-}
