@@ -76,6 +76,7 @@ pub(super) async fn boot(
         limits: &driver.settings.limits,
         balloon: driver.settings.balloon,
     };
+    // One after the other: Firecracker serves them by one thread anyway.
     for request in boot.requests() {
         if let Err(error) = launched.parts.api.send(&request, driver.settings.command_limit).await {
             abandon(launched.process, driver, placement).await?;
