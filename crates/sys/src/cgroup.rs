@@ -298,12 +298,16 @@ impl Directory {
     }
 
     /// Ends all processes in the group and below it with SIGKILL, such that none escapes by forking. They exit a little
-    /// later.
+    /// later. No error when the group was removed already.
     ///
     /// # Errors
     /// The system's error; before Linux 5.14 there is no such file.
     pub fn kill(&self) -> Result<(), CgroupError> {
-        self.write("cgroup.kill", "1")
+        match self.write("cgroup.kill", "1") {
+            // Not there while the group is: an old kernel.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !self.path.exists() => Ok(()),
+            written => written,
+        }
     }
 
     /// Removes the group, and waits up to ten seconds for processes in it that are just exiting. No error when it was

@@ -31,7 +31,9 @@ async fn a_sandbox_has_limits_and_a_death_for_memory_is_told() {
         return;
     };
     let read = |file: &str| std::fs::read_to_string(group.join(file)).unwrap().trim().to_owned();
-    assert_eq!(read("cpu.max"), "200000 100000");
+    let detail = client.get(&format!("/sandboxes/{}", sandbox.id)).await.unwrap().json();
+    let processors = detail["cpuCount"].as_u64().unwrap();
+    assert_eq!(read("cpu.max"), format!("{processors}00000 100000"));
     let memory: u64 = read("memory.max").parse().unwrap();
     assert!((512 << 20..2048 << 20).contains(&memory), "{memory}");
     assert!(read("pids.max").parse::<u64>().unwrap() < 1000);

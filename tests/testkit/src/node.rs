@@ -170,7 +170,7 @@ impl Node {
     #[must_use]
     pub fn end_of_log(&self) -> String {
         let log = std::fs::read(self.log()).unwrap_or_default();
-        String::from_utf8_lossy(&log[log.len().saturating_sub(4000)..]).into_owned()
+        String::from_utf8_lossy(&log[log.len().saturating_sub(12_000)..]).into_owned()
     }
 
     fn command(&self, task: &str) -> Command {
@@ -195,8 +195,13 @@ impl Node {
     }
 }
 
+#[expect(clippy::print_stdout, reason = "the only trace of a node that a failed test leaves")]
 impl Drop for Node {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Gone with the data directory otherwise. Tests print what fails; this is shown with it.
+            println!("the end of the node's log:\n{}", self.end_of_log());
+        }
         // A test that failed half-way must not leave VMs on the machine; a second purge finds nothing.
         let result = self.purge().and_then(|()| {
             std::fs::remove_dir_all(&self.settings.data_dir).context("cannot remove the data directory")
