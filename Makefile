@@ -24,8 +24,8 @@ up: ## build, start the node in the background, run a command in a first sandbox
 down: ## stop the node and every sandbox, unmount, leave nothing running (images and caches stay)
 	$(call run,,down)
 
-test: ## everything: checks, unit tests, real guests, the unmodified SDKs
-	$(call run,--tests,test)
+test: ## everything: checks, unit tests, real guests, the nested rig, the unmodified SDKs (FULL=1: all tests in the rig too)
+	$(call run,--tests,test $(if $(FULL),--full))
 
 check: ## format, lints, licences, dependency direction, sizes
 	$(call run,,check)

@@ -34,9 +34,16 @@ pub(crate) struct Options {
     /// Only the stages whose name contains this, and what they need
     #[arg(long)]
     only: Option<String>,
+    /// Also what proves less for its time: all end-to-end tests once more in the nested machine
+    #[arg(long)]
+    full: bool,
 }
 
 impl Options {
+    fn extent(&self) -> rig::Extent {
+        if self.full { rig::Extent::Full } else { rig::Extent::Brief }
+    }
+
     fn wants(&self, stage: &str) -> bool {
         self.only.as_ref().is_none_or(|part| stage.to_lowercase().contains(&part.to_lowercase()))
     }
@@ -70,7 +77,7 @@ pub(crate) fn run(project: &Project, options: &Options) -> Result<()> {
                 stages.attempt(DRIVER_TESTS, || driver_tests(project));
             }
             if options.wants(RIG) {
-                stages.attempt(RIG, || rig::run_all_suites(project));
+                stages.attempt(RIG, || rig::run_all_suites(project, options.extent()));
             }
             with_node(project, &area, &rootfs, options, &mut stages);
         }

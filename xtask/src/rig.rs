@@ -24,7 +24,10 @@ use crate::stages::{Stages, say, seconds};
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+pub(crate) use suites::Extent;
 
+/// Seconds for one suite where nobody says otherwise: several times what the longest takes.
+const SUITE_LIMIT: u64 = 2400;
 /// Memory of the machine where nobody says otherwise.
 pub(crate) const MEMORY_MIB: u32 = 6144;
 /// Processors of the machine where nobody says otherwise.
@@ -36,11 +39,14 @@ pub(crate) struct Options {
     /// Only the suite of this name
     #[arg(long, conflicts_with = "command")]
     suite: Option<String>,
+    /// Suites without what proves less for its time
+    #[arg(long, conflicts_with = "command")]
+    brief: bool,
     /// Take the programs and the guest's files as they are, instead of building them
     #[arg(long)]
     no_build: bool,
     /// Seconds until the machine is ended, for each suite
-    #[arg(long, default_value_t = 900)]
+    #[arg(long, default_value_t = SUITE_LIMIT)]
     limit: u64,
     /// Memory of the machine in MiB
     #[arg(long, default_value_t = MEMORY_MIB)]
@@ -96,11 +102,12 @@ pub(crate) fn run_task(project: &Project, options: &Options) -> Result<u8> {
 }
 
 /// All suites with the usual machine, for the ladder; programs and guest files are there.
-pub(crate) fn run_all_suites(project: &Project) -> Result<()> {
+pub(crate) fn run_all_suites(project: &Project, extent: Extent) -> Result<()> {
     let options = Options {
         suite: None,
+        brief: extent == Extent::Brief,
         no_build: true,
-        limit: 900,
+        limit: SUITE_LIMIT,
         memory: MEMORY_MIB,
         processors: PROCESSORS,
         files: Vec::new(),
@@ -115,7 +122,8 @@ fn run_suites(project: &Project, stages: &mut Stages, options: &Options) -> Resu
     let mut failed = Vec::new();
     for suite in wanted {
         say(&format!("suite {}: {}", suite.name, suite.purpose));
-        let (command, programs) = suite.prepare(project, stages)?;
+        let extent = if options.brief { Extent::Brief } else { Extent::Full };
+        let (command, programs) = suite.prepare(project, stages, extent)?;
         let code = run_job(project, stages, &options.job(suite.name, command, programs)?)?;
         if code != 0 {
             failed.push(format!("{} (exit code {code})", suite.name));

@@ -18,6 +18,17 @@ pub(super) struct Suite {
     inside: &'static [&'static str],
     /// Test programs to build and bring in.
     programs: &'static [TestProgram],
+    /// Those that are left out unless everything is asked for: they prove less for their time.
+    full_only: &'static [TestProgram],
+}
+
+/// How much of each suite is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// What every change has to pass.
+    Brief,
+    /// Everything.
+    Full,
 }
 
 /// A test program of the workspace.
@@ -34,6 +45,7 @@ const SUITES: &[Suite] = &[
         purpose: "Firecracker under its jailer boots our guest: KVM, cgroup v2, tap, network namespace",
         inside: &["stack"],
         programs: &[],
+        full_only: &[],
     },
     Suite {
         name: "driver",
@@ -43,6 +55,7 @@ const SUITES: &[Suite] = &[
             TestProgram { package: "aenv-vmm", target: "cgroups" },
             TestProgram { package: "aenv-vmm", target: "real_guest" },
         ],
+        full_only: &[],
     },
     Suite {
         name: "end-to-end",
@@ -50,10 +63,12 @@ const SUITES: &[Suite] = &[
         inside: &["tests", "--node", "--env", "AENV_DRIVER=firecracker"],
         programs: &[
             TestProgram { package: "aenv-e2e", target: "faults" },
+            TestProgram { package: "aenv-e2e", target: "limits" },
+        ],
+        full_only: &[
             TestProgram { package: "aenv-e2e", target: "guest" },
             TestProgram { package: "aenv-e2e", target: "isolation" },
             TestProgram { package: "aenv-e2e", target: "lifecycle" },
-            TestProgram { package: "aenv-e2e", target: "limits" },
             TestProgram { package: "aenv-e2e", target: "privileges" },
         ],
     },
@@ -75,13 +90,15 @@ impl Suite {
         &self,
         project: &Project,
         stages: &mut Stages,
+        extent: Extent,
     ) -> Result<(Vec<String>, Vec<Carried>)> {
         let mut command = vec![project.binary("xtask").display().to_string(), "inside-rig".to_owned()];
         command.extend(self.inside.iter().map(|word| (*word).to_owned()));
         let mut files = Vec::new();
         if !self.programs.is_empty() {
             let built = stages.run("test programs", |_| build_tests(project))?;
-            for program in self.programs {
+            let others = if extent == Extent::Full { self.full_only } else { &[] };
+            for program in self.programs.iter().chain(others) {
                 let path = program.find(&built)?;
                 command.push(path.display().to_string());
                 files.push(Carried { host: path.clone(), inside: path });
