@@ -11,6 +11,9 @@ use anyhow::{Context as _, Result};
 use std::io::ErrorKind;
 use std::path::Path;
 
+/// There where systemd is the init system.
+const SYSTEMD: &str = "/run/systemd/system";
+
 /// Ends and removes; says what there was, one line each.
 pub(crate) async fn purge(options: &Instance) -> Result<()> {
     // Both held to the end, so that no node starts in between.
@@ -20,12 +23,12 @@ pub(crate) async fn purge(options: &Instance) -> Result<()> {
         false => None,
     };
     let prefix = format!("{}-", options.instance);
-    let ended = aenv_vmm::end_strays(&prefix, &[]).await.context("cannot end the VMs")?;
+    let mut ended = aenv_vmm::end_strays(&prefix, &[]).await.context("cannot end the VMs")?;
+    ended.extend(aenv_vmm::end_strays(aenv_vmm::PROBE_NAME, &[]).await.context("cannot end a probe")?);
     for name in ended {
         say(&format!("VM {name}"))?;
     }
     remove_tree(&vmm::program_trees(&options.data_dir))?;
-    remove_groups(options, &prefix).await?;
     let record = Path::new(FORWARDING_RECORD);
     let purged =
         aenv_network::purge(&options.instance, record).await.context("cannot remove the networks")?;
@@ -47,7 +50,7 @@ pub(crate) async fn purge(options: &Instance) -> Result<()> {
             say(&format!("sandboxes and standbys: {sandboxes}"))?;
         }
     }
-    Ok(())
+    remove_groups(options, &prefix).await
 }
 
 /// The roots of QEMU's jails; no VM uses them any more.
@@ -60,17 +63,27 @@ fn remove_tree(directory: &Path) -> Result<()> {
     }
 }
 
-/// The control groups of the VMs, and their parent, which is empty then.
+/// The control groups of the VMs, and their parent, which is empty then unless others use it too.
 async fn remove_groups(options: &Instance, prefix: &str) -> Result<()> {
     let (name, explicit) = (options.instance.to_string(), options.vmm.cgroup.as_deref());
     let inspected = Cgroups::inspect(&name, explicit).context("cannot look at the control groups")?;
     let parent = match inspected {
         Outcome::Usable(plan) if plan.parent().exists() => plan.parent(),
-        _ => return Ok(()),
+        Outcome::Usable(_) => return Ok(()),
+        Outcome::Unusable { reason, .. } if Path::new(SYSTEMD).exists() => {
+            return Ok(say(&format!(
+                "not looked for: control groups of a node under systemd, which removes them with its unit ({reason})"
+            ))?);
+        }
+        Outcome::Unusable { .. } => return Ok(()),
     };
     if let Outcome::Usable(cgroups) = Cgroups::prepare(&name, explicit)? {
         cgroups.sweep(prefix, &[]).await.context("cannot remove the control groups of VMs")?;
     }
-    std::fs::remove_dir(&parent)
-        .with_context(|| format!("cannot remove the control group {}", parent.display()))
+    match std::fs::remove_dir(&parent) {
+        Err(error) if matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::DirectoryNotEmpty) => {
+            Ok(say(&format!("control group {} stays: others use it too", parent.display()))?)
+        }
+        removed => removed.with_context(|| format!("cannot remove the control group {}", parent.display())),
+    }
 }

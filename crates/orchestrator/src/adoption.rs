@@ -15,6 +15,7 @@ use crate::guest_channel::GuestChannel;
 use crate::journal::{Loss, Tenancy, VmRecord};
 use crate::node::Node;
 use crate::pause::GrowingPause;
+use crate::sandbox_task::loss_cause;
 use crate::stage::{Cause, timed};
 use aenv_network::{NetworkError, Slot};
 use aenv_vmm::{Machine, VmmError};
@@ -112,8 +113,8 @@ async fn take_machine(node: &Node, record: &VmRecord, slot: &Slot) -> Result<Arc
     let placement = node.placement(&record.id, slot);
     let adopted = timed(node.settings.deadlines.step, node.parts.vmm.adopt(&record.spec, process, placement));
     adopted.await.0.map(Arc::from).map_err(|cause| match cause {
-        Cause::Vmm(VmmError::Gone { detail, .. }) => {
-            lost(LossCause::VmmKilled, format!("its VMM ended while the node was away: {detail}"))
+        Cause::Vmm(VmmError::Gone { cause, detail, .. }) => {
+            lost(loss_cause(cause), format!("its VMM ended while the node was away: {detail}"))
         }
         cause => Trouble::NotNow(cause),
     })

@@ -34,6 +34,13 @@ pub(crate) fn log_path(run_dir: &Path) -> PathBuf {
     run_dir.join(LOG)
 }
 
+/// What the VM in `run_dir` printed last, when nobody reads its console any more; empty when it has no log.
+pub(crate) fn last_words(run_dir: &Path) -> String {
+    // What cannot be read is no evidence.
+    read_tail(&run_dir.join(LOG))
+        .map_or_else(|_| String::new(), |tail| String::from_utf8_lossy(&tail).into_owned())
+}
+
 /// The file in `run_dir` that is of no use when the VM has ended. The log stays.
 pub(crate) fn scratch_file(run_dir: &Path) -> PathBuf {
     run_dir.join(PIPE)

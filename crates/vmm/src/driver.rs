@@ -169,6 +169,8 @@ pub enum VmmError {
     Gone {
         /// Name of the VM.
         name: String,
+        /// Why, as far as what is left of it tells.
+        cause: ExitCause,
         /// How it ended.
         detail: String,
     },

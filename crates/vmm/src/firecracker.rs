@@ -207,9 +207,9 @@ impl Vmm for FirecrackerDriver {
     }
 
     async fn reap_strays(&self, prefix: &str, keep: &[String]) -> Result<Vec<String>, VmmError> {
-        let ended = end_strays(prefix, keep).await?;
-        self.settings.confinement.sweep(prefix, keep).await?;
-        Ok(ended)
+        // Both, whatever becomes of the first; the groups also catch what cannot be told by its name yet.
+        let ended = end_strays(prefix, keep).await;
+        self.settings.confinement.sweep(prefix, keep).await.and(ended)
     }
 }
 

@@ -27,5 +27,6 @@ pub use driver::{
     BootSource, CaptureBase, CaptureFiles, CaptureReport, Exit, ExitCause, Identity, Machine, MachineSpec,
     Placement, ProcessRecord, Vmm, VmmError,
 };
+pub use process::PROBE_NAME;
 pub use rate_limits::RateLimits;
 pub use strays::end_strays;

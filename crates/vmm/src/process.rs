@@ -8,6 +8,9 @@ use std::io;
 use std::sync::Arc;
 
 const PROCESS_PREFIX: &str = "aenv-";
+/// What stands in place of a VM's name for a VMM without a guest that is only looked at. No VM has such a name: theirs begin
+/// with that of an instance and a dash.
+pub const PROBE_NAME: &str = "probe";
 
 /// Name of a VM's process in the process list.
 pub(crate) fn process_name(vm_name: &str) -> String {

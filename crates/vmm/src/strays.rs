@@ -12,27 +12,41 @@ use crate::driver::VmmError;
 use crate::process::{self, blocking};
 use aenv_sys::process::Found;
 use std::path::Path;
+use std::time::Duration;
+
+/// How long one may take to go: a process in the middle of a disk write ends only after it.
+const END_LIMIT: Duration = Duration::from_secs(20);
 
 /// Ends every VMM process whose VM's name starts with `prefix` and is not in `keep`; returns the names of those VMs.
 ///
 /// # Errors
-/// When the process list cannot be read, or a process not be ended.
+/// When the process list cannot be read, or a process not be ended; all others were.
 pub async fn end_strays(prefix: &str, keep: &[String]) -> Result<Vec<String>, VmmError> {
     let find = || aenv_sys::process::find(|args| vm_of_arguments(args).is_some());
     let found = blocking(find, || "cannot list processes".to_owned()).await?;
+    let is_stray = |name: &&str| name.starts_with(prefix) && keep.iter().all(|kept| kept != name);
+    let strays: Vec<(&str, &Found)> =
+        found.iter().filter_map(|process| Some((vm_of(process).filter(is_stray)?, process))).collect();
+    // All at once, so that one that does not go keeps no other alive.
+    let ending = strays
+        .iter()
+        .map(|(_, process)| tokio::time::timeout(END_LIMIT, process::end(process.pid, process.start_time)));
+    let outcomes = futures_util::future::join_all(ending).await;
     let mut ended = Vec::new();
-    for process in &found {
-        let Some(name) = vm_of(process).filter(|name| name.starts_with(prefix)) else { continue };
-        if keep.iter().any(|kept| kept == name) {
-            continue;
+    let mut failure = None;
+    for ((name, process), outcome) in strays.into_iter().zip(outcomes) {
+        match outcome.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())) {
+            Ok(()) => {
+                tracing::info!(vm = name, pid = process.pid, "ended a stray VMM");
+                ended.push(name.to_owned());
+            }
+            Err(source) => {
+                let context = format!("cannot end stray VMM {name} (process {})", process.pid);
+                failure = failure.or(Some(VmmError::Io { context, source }));
+            }
         }
-        process::end(process.pid, process.start_time)
-            .await
-            .map_err(|source| VmmError::Io { context: format!("cannot end stray VMM {name}"), source })?;
-        tracing::info!(vm = name, pid = process.pid, "ended a stray VMM");
-        ended.push(name.to_owned());
     }
-    Ok(ended)
+    failure.map_or(Ok(ended), Err)
 }
 
 /// The name of the VM, if this is a VMM of ours: by its program file too, since arguments are easily taken.

@@ -102,17 +102,23 @@ impl Vmm for FakeVmm {
         record: &ProcessRecord,
         placement: Placement,
     ) -> Result<Box<dyn Machine>, VmmError> {
-        let gone = |detail: String| VmmError::Gone { name: placement.name.clone(), detail };
+        let gone = |exit: Exit| VmmError::Gone {
+            name: placement.name.clone(),
+            cause: exit.cause,
+            detail: exit.detail,
+        };
         let call = self.host.begin(Operation::Adopt).await.map_err(|reason| VmmError::Command {
             name: placement.name.clone(),
             command: "adopt".to_owned(),
             reason,
         })?;
-        let process = self
-            .host
-            .process(&placement.name)
-            .filter(|process| process.record() == record)
-            .ok_or_else(|| gone("no such process".to_owned()))?;
+        let process =
+            self.host.process(&placement.name).filter(|process| process.record() == record).ok_or_else(
+                || {
+                    let detail = "no such process".to_owned();
+                    gone(Exit { cause: ExitCause::VmmKilled, detail })
+                },
+            )?;
         call.reply().await;
         Ok(Box::new(FakeMachine { host: Arc::clone(&self.host), process }))
     }
@@ -155,7 +161,8 @@ impl FakeMachine {
         };
         let call = self.host.begin(operation).await.map_err(refused)?;
         if let Some(exit) = self.process.exit() {
-            return Err(VmmError::Gone { name: self.process.name().to_owned(), detail: exit.detail });
+            let Exit { cause, detail } = exit;
+            return Err(VmmError::Gone { name: self.process.name().to_owned(), cause, detail });
         }
         effect(&self.process).map_err(refused)?;
         if call.is_fatal() {

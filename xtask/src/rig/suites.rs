@@ -50,7 +50,7 @@ const SUITES: &[Suite] = &[
     Suite {
         name: "driver",
         purpose: "the Firecracker driver and control groups, by the tests of crates/vmm",
-        inside: &["tests", "--env", "AENV_TEST_DRIVER=firecracker"],
+        inside: &["tests", "--env", "AENV_TEST_DRIVER=firecracker", "--env", "AENV_MUST_TEST=1"],
         programs: &[
             TestProgram { package: "aenv-vmm", target: "cgroups" },
             TestProgram { package: "aenv-vmm", target: "real_guest" },
@@ -60,7 +60,7 @@ const SUITES: &[Suite] = &[
     Suite {
         name: "end-to-end",
         purpose: "the end-to-end tests with Firecracker, unchanged",
-        inside: &["tests", "--node", "--env", "AENV_DRIVER=firecracker"],
+        inside: &["tests", "--node", "--env", "AENV_DRIVER=firecracker", "--env", "AENV_MUST_TEST=1"],
         programs: &[
             TestProgram { package: "aenv-e2e", target: "faults" },
             TestProgram { package: "aenv-e2e", target: "limits" },

@@ -176,7 +176,8 @@ impl Child {
             flags |= libc::CLONE_NEWNS as u64;
         }
         if self.pid_namespace {
-            flags |= libc::CLONE_NEWPID as u64;
+            // What it shares with processes it cannot see would outlive it: memory segments and queues of System V.
+            flags |= libc::CLONE_NEWPID as u64 | libc::CLONE_NEWIPC as u64;
         }
         let mut process: RawFd = -1;
         // SAFETY: a structure of integers, for which zero is valid.

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 /// What a process is cut off from. The default is nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Isolation {
-    /// It is process 1 of a namespace of its own, and sees no other process.
+    /// It is process 1 of a namespace of its own, and sees no other process, nor their memory segments and queues.
     pub pid_namespace: bool,
     /// Done in this order in a mount namespace of its own. Paths are those of the host, also below `root`.
     pub steps: Vec<JailStep>,

@@ -4,7 +4,7 @@
 //! request to the VMM's thread and waits for it: several connections would gain nothing.
 
 use super::requests::{Method, Request};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::header::{ACCEPT, CONTENT_TYPE, HOST};
@@ -18,6 +18,11 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use tokio_util::task::AbortOnDropHandle;
+
+/// Bytes of the longest answer that is read: Firecracker's are some KiB.
+const LONGEST_ANSWER: usize = 1 << 20;
+/// Characters of a refusal that are passed on.
+const LONGEST_FAULT: usize = 1000;
 
 /// Why a request was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +49,9 @@ pub(super) enum ApiError {
         /// Its words.
         fault: String,
     },
+    /// The answer is longer than any that Firecracker gives.
+    #[error("an answer of more than {LONGEST_ANSWER} bytes: {0}")]
+    TooLong(String),
     /// The answer makes no sense.
     #[error("an answer that is no JSON: {0}")]
     Malformed(#[from] serde_json::Error),
@@ -135,7 +143,13 @@ impl Connection {
         self.sender.ready().await?;
         let answer = self.sender.send_request(message).await?;
         let status = answer.status();
-        let body = answer.into_body().collect().await?.to_bytes();
+        // The process may have been taken over: it must not be able to fill our memory.
+        let body = Limited::new(answer.into_body(), LONGEST_ANSWER).collect().await;
+        let body = body.map_err(|error| match error.downcast::<hyper::Error>() {
+            Ok(broken) => ApiError::Closed(*broken),
+            Err(error) => ApiError::TooLong(error.to_string()),
+        });
+        let body = body?.to_bytes();
         if !status.is_success() {
             return Err(ApiError::Refused { status: status.as_u16(), fault: fault(&body) });
         }
@@ -147,7 +161,8 @@ impl Connection {
 fn fault(body: &[u8]) -> String {
     let message = serde_json::from_slice::<Value>(body).ok();
     let message = message.as_ref().and_then(|body| body["fault_message"].as_str());
-    message.map_or_else(|| String::from_utf8_lossy(body).into_owned(), str::to_owned)
+    let text = message.map_or_else(|| String::from_utf8_lossy(body).into_owned(), str::to_owned);
+    text.chars().take(LONGEST_FAULT).collect()
 }
 
 /// A socket's address holds 108 bytes, a path may be longer: so it goes through the directory's descriptor.

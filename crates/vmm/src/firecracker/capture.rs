@@ -139,24 +139,24 @@ impl CaptureDirectory {
         Ok(())
     }
 
-    /// Moves a written file out of the jail and takes it from the user.
-    fn take(&self, name: &str, target: &Path) -> io::Result<()> {
+    /// Makes a file of ours that shares the blocks of a written one where the filesystem can, and removes that one. Not the file itself: Firecracker
+    /// may still have it open for writing, and others are to map what it is now.
+    fn take(&self, name: &str, target: &Path, longest: u64) -> io::Result<()> {
         let path = self.path(name);
-        let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        chown(&path, Some(user), Some(group))?;
-        std::fs::set_permissions(&path, Permissions::from_mode(0o444))?;
-        std::fs::rename(&path, target).map_err(|error| match error.kind() {
-            io::ErrorKind::CrossesDevices => {
-                let what = format!(
-                    "{} is on another filesystem than the VM's run directory: put both on one",
-                    target.display()
-                );
-                io::Error::new(error.kind(), what)
-            }
-            _ => error,
-        })
+        let source = File::open(&path)?;
+        let length = source.metadata()?.len();
+        if length > longest {
+            let what =
+                format!("{} has {length} bytes, more than the {longest} it can have", target.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        compose(None, std::slice::from_ref(&source), target)?;
+        std::fs::remove_file(&path)
     }
 }
+
+/// Bytes of device state beyond which something is wrong: it has some KiB per device.
+const LONGEST_STATE: u64 = 16 << 20;
 
 /// One capture, from the moment that Firecracker has written its files.
 #[derive(Debug)]
@@ -166,6 +166,8 @@ pub(super) struct Written {
     pub(super) lineage: Lineage,
     pub(super) snapshot: Snapshot,
     pub(super) content: Content,
+    /// Size of the guest's memory.
+    pub(super) memory_bytes: u64,
     /// How long Firecracker took; it writes both files in one command.
     pub(super) written_in: Duration,
 }
@@ -176,17 +178,23 @@ impl Written {
         let started = Instant::now();
         let target = &self.partial.files().memory;
         let changed = OpenOptions::new().read(true).write(true).open(self.directory.path(name::MEMORY))?;
+        let length = changed.metadata()?.len();
+        if length != self.memory_bytes {
+            let what =
+                format!("Firecracker wrote {length} bytes of memory, the guest has {}", self.memory_bytes);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
         let mut counts = Counts { changed_pages: pages(&data_extents(&changed)?), zero_pages: 0 };
         let (base, lineage) = match (self.snapshot, self.lineage) {
             (Snapshot::Diff, Lineage::Known { base, mut changes, captured }) => {
                 if self.content == Content::Changes {
-                    self.directory.take(name::MEMORY, target)?;
+                    self.directory.take(name::MEMORY, target, self.memory_bytes)?;
                     changes.push(File::open(target)?);
                     let since = if captured { CaptureBase::PreviousCapture } else { CaptureBase::Start };
                     (since, Lineage::Known { base, changes, captured: true })
                 } else {
                     if base.is_none() && changes.is_empty() {
-                        self.directory.take(name::MEMORY, target)?;
+                        self.directory.take(name::MEMORY, target, self.memory_bytes)?;
                     } else {
                         changes.push(changed);
                         compose(base.as_ref(), &changes, target)?;
@@ -197,11 +205,11 @@ impl Written {
             }
             (Snapshot::Full | Snapshot::Diff, _) => {
                 counts.zero_pages = punch_zeros(&changed)?;
-                self.directory.take(name::MEMORY, target)?;
+                self.directory.take(name::MEMORY, target, self.memory_bytes)?;
                 (CaptureBase::Nothing, whole(target)?)
             }
         };
-        self.directory.take(name::STATE, &self.partial.files().state)?;
+        self.directory.take(name::STATE, &self.partial.files().state, LONGEST_STATE)?;
         let report = CaptureReport {
             base,
             changed_pages: counts.changed_pages,

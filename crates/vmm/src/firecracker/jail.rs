@@ -17,7 +17,7 @@ use crate::driver::{CaptureFiles, Placement};
 use aenv_sys::process::{Access, JailStep};
 use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 
 const JAIL: &str = "jail";
@@ -76,6 +76,8 @@ impl Jail {
     /// Makes the directory anew and returns what is to be mounted into it. The disk is given to the VM's user.
     pub(super) fn build(&self, placement: &Placement, origin: Origin<'_>) -> io::Result<Vec<JailStep>> {
         self.remove()?;
+        // Fails when the run directory is gone: a start that was given up must not bring it back.
+        std::fs::create_dir(&self.base).map_err(|error| on_path(&self.base, &error))?;
         std::fs::create_dir_all(&self.root).map_err(|error| on_path(&self.root, &error))?;
         let capture = self.capture_directory();
         std::fs::create_dir(&capture)?;
@@ -118,6 +120,26 @@ impl Jail {
         arguments.push("--".to_owned());
         arguments.extend(["--api-sock".to_owned(), format!("/{API_SOCKET}")]);
         arguments
+    }
+
+    /// Takes from the VM's user what the jailer gave it: directories in which it could make files without number. Only for
+    /// a process that answers and has no guest yet: whatever it needs it has made by then, and nobody hostile is in it.
+    pub(super) fn close(&self) -> io::Result<()> {
+        let owner = rustix::process::geteuid().as_raw();
+        for name in ["", "dev", "dev/net", "run"] {
+            let path = self.root.join(name);
+            let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::NOFOLLOW;
+            let directory = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(&path);
+            let directory = match directory {
+                // A jailer that does not make it gives nothing away.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                directory => directory.map_err(|error| on_path(&path, &error))?,
+            };
+            std::os::unix::fs::fchown(&directory, Some(owner), Some(owner))
+                .and_then(|()| directory.set_permissions(Permissions::from_mode(0o755)))
+                .map_err(|error| on_path(&path, &error))?;
+        }
+        Ok(())
     }
 
     /// Removes it; the process in it has ended.

@@ -10,12 +10,12 @@
 use super::FirecrackerDriver;
 use super::api::{Api, ApiError};
 use super::capture::{self, CaptureDirectory, Lineage};
-use super::ending::last_lines;
+use super::ending::{Evidence, last_lines};
 use super::jail::{Jail, Origin, on_path};
 use super::requests::{self, Boot, Request};
 use crate::confinement::Confined;
 use crate::console::Console;
-use crate::driver::{CaptureFiles, MachineSpec, Placement, ProcessRecord, VmmError};
+use crate::driver::{CaptureFiles, Exit, MachineSpec, Placement, ProcessRecord, VmmError};
 use crate::process::{self, OwnedProcess, blocking, process_name};
 use crate::strays::vm_of;
 use aenv_sys::process::{Detached, Isolation, PidFd};
@@ -159,7 +159,12 @@ async fn start(
         }
     };
     let connected = tokio::time::timeout(limit, connected).await;
-    match connected.unwrap_or_else(|_| Err(format!("it does not answer within {limit:?}"))) {
+    let connected = connected.unwrap_or_else(|_| Err(format!("it does not answer within {limit:?}")));
+    let closed = connected.and_then(|api| match jail.close() {
+        Ok(()) => Ok(api),
+        Err(error) => Err(format!("its jail cannot be closed: {error}")),
+    });
+    match closed {
         Ok(api) => {
             let record = ProcessRecord { pid, start_time, control_socket: socket.clone() };
             let lineage = Lineage::started(None);
@@ -302,17 +307,16 @@ pub(super) async fn adopt(
     placement: &Placement,
 ) -> Result<Launched, VmmError> {
     let name = &placement.name;
-    let gone = |detail: String| VmmError::Gone { name: name.clone(), detail };
+    let confined = Arc::new(driver.settings.confinement.open(name)?);
     let io_error = |context: &str| {
         let context = format!("cannot {context} of VMM {name}");
         move |source| VmmError::Io { context, source }
     };
     let handle = match PidFd::open(record.pid, Some(record.start_time)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(gone(error.to_string())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(gone(placement, &confined)?),
         opened => opened.map_err(io_error("open the process"))?,
     };
     let process = OwnedProcess::foreign(handle);
-    let confined = Arc::new(driver.settings.confinement.open(name)?);
     let limit = driver.settings.command_limit;
     let connected = async {
         let api = Api::connect(&record.control_socket, record.pid).await?;
@@ -322,7 +326,7 @@ pub(super) async fn adopt(
     let (api, state) = match connected.await {
         Ok(connected) => connected,
         Err(_) if process.handle().has_exited().unwrap_or(false) => {
-            return Err(gone("it ended while it was being taken over".to_owned()));
+            return Err(gone(placement, &confined)?);
         }
         Err(error) => return Err(command_error(name, "adopt", error)),
     };
@@ -340,6 +344,17 @@ pub(super) async fn adopt(
     let record = record.clone();
     let parts = Parts { api, console, record, captures, lineage, confined, prepared: false };
     Ok(Launched { process, parts })
+}
+
+/// Of a VM that ended while nobody watched: what its control group and its log tell.
+fn gone(placement: &Placement, confined: &Confined) -> Result<VmmError, VmmError> {
+    let evidence = Evidence {
+        out_of_memory: confined.out_of_memory()?,
+        output: crate::console::last_words(&placement.run_dir),
+        ..Evidence::default()
+    };
+    let Exit { cause, detail } = evidence.exit();
+    Ok(VmmError::Gone { name: placement.name.clone(), cause, detail })
 }
 
 /// A request in a few words.

@@ -35,6 +35,8 @@ use tokio_util::task::AbortOnDropHandle;
 const EXIT_GRACE: Duration = Duration::from_secs(2);
 /// How long SIGKILL may take: a process in the middle of a disk write ends only after it.
 const KILL_LIMIT: Duration = Duration::from_secs(30);
+/// Between two looks at the console: 64 KiB, the size of its pipe, in so much time is all that is kept of it.
+const READ_PAUSE: Duration = Duration::from_millis(100);
 /// How long the rest of the output is awaited: it is there when the process has ended.
 const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 /// A disk slower than this many bytes per second is taken for a broken one when memory is captured.
@@ -101,7 +103,7 @@ impl FirecrackerMachine {
             Err(error @ (ApiError::Closed(_) | ApiError::Connect { .. })) => {
                 // The connection ends a moment before the process does.
                 match tokio::time::timeout(EXIT_GRACE, self.wait()).await {
-                    Ok(exit) => Err(VmmError::Gone { name: name.clone(), detail: exit.detail }),
+                    Ok(Exit { cause, detail }) => Err(VmmError::Gone { name: name.clone(), cause, detail }),
                     Err(_) => Err(launch::command_error(name, &launch::describe(request), error)),
                 }
             }
@@ -132,7 +134,9 @@ impl FirecrackerMachine {
         self.send_within(&requests::snapshot(snapshot), limit).await?;
         let written_in = started.elapsed();
         let directory = Arc::clone(&self.captures);
-        let written = Written { directory, partial, lineage: before, snapshot, content, written_in };
+        let memory_bytes = self.memory_mib << 20;
+        let written =
+            Written { directory, partial, lineage: before, snapshot, content, memory_bytes, written_in };
         let finished = tokio::task::spawn_blocking(move || written.finish()).await;
         let finished = finished.unwrap_or_else(|error| Err(io::Error::other(error)));
         let (report, after) = finished.map_err(|source| failed(&into.memory, source))?;
@@ -267,6 +271,12 @@ impl Shared {
             }
             if says_halted(&console.tail()) {
                 return true;
+            }
+            // A guest that floods its console byte by byte must not cost us more than it costs itself: what the pipe
+            // cannot hold meanwhile is lost.
+            tokio::select! {
+                () = tokio::time::sleep(READ_PAUSE) => {}
+                _ = self.process.exited() => return false,
             }
         }
     }

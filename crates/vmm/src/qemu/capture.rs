@@ -20,13 +20,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Bytes of device state beyond which something is wrong: it has some KiB per device, and the VMM may have been taken over.
+const LONGEST_STATE: u64 = 16 << 20;
 /// Memory read at a time.
 const BATCH_BYTES: u64 = 4 << 20;
 
 /// Copies the device state to where it belongs from where the VMM could write it: some KiB.
 pub(super) async fn take_state(partial: &PartialFiles, from: PathBuf) -> Result<(), VmmError> {
     let to = partial.files().state.clone();
-    let copied = tokio::task::spawn_blocking(move || std::fs::copy(from, to)).await;
+    let copy = move || {
+        let length = std::fs::metadata(&from)?.len();
+        if length > LONGEST_STATE {
+            let what = format!("the VMM wrote {length} bytes of device state");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        std::fs::copy(from, to)
+    };
+    let copied = tokio::task::spawn_blocking(copy).await;
     copied
         .unwrap_or_else(|error| Err(io::Error::other(error)))
         .map(drop)

@@ -4,14 +4,14 @@
 //! made and listening before the process starts and is inherited by it, so connecting needs no retry.
 
 use super::command_line::{CommandLine, READ_ONLY_BACKEND, Start};
-use super::ending::last_lines;
+use super::ending::{Evidence, last_lines};
 use super::jail::{self, Jail};
 use super::monitor::{Event, Monitor, MonitorError};
 use super::program_tree::ProgramTree;
 use super::{QemuDriver, Settings};
 use crate::confinement::Confined;
 use crate::console::{self, Console};
-use crate::driver::{CaptureFiles, MachineSpec, Placement, ProcessRecord, VmmError};
+use crate::driver::{CaptureFiles, Exit, MachineSpec, Placement, ProcessRecord, VmmError};
 use crate::process::{OwnedProcess, blocking};
 use aenv_sys::file::reflink;
 use aenv_sys::process::{Access, Detached, PidFd};
@@ -320,16 +320,15 @@ pub(super) async fn adopt(
     placement: &Placement,
 ) -> Result<Launched, VmmError> {
     let name = &placement.name;
-    let gone = |detail: String| VmmError::Gone { name: name.clone(), detail };
+    let confined = Arc::new(driver.settings.confinement.open(name)?);
     let handle = match PidFd::open(record.pid, Some(record.start_time)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(gone(error.to_string())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(gone(placement, &confined)?),
         opened => opened.map_err(|source| VmmError::Io {
             context: format!("cannot open process {}", record.pid),
             source,
         })?,
     };
     let process = OwnedProcess::foreign(handle);
-    let confined = Arc::new(driver.settings.confinement.open(name)?);
     match connect(driver, &record.control_socket).await {
         Ok(monitor) => {
             let context = format!("cannot open the console of VMM {name}");
@@ -337,11 +336,20 @@ pub(super) async fn adopt(
                 Console::open(&placement.run_dir).map_err(|source| VmmError::Io { context, source })?;
             Ok(Launched { process, monitor, record: record.clone(), confined, console })
         }
-        Err(_) if process.handle().has_exited().unwrap_or(false) => {
-            Err(gone("it ended while it was being taken over".to_owned()))
-        }
+        Err(_) if process.handle().has_exited().unwrap_or(false) => Err(gone(placement, &confined)?),
         Err(error) => Err(command_error(name, "adopt", error)),
     }
+}
+
+/// Of a VM that ended while nobody watched: what its control group and its log tell.
+fn gone(placement: &Placement, confined: &Confined) -> Result<VmmError, VmmError> {
+    let evidence = Evidence {
+        out_of_memory: confined.out_of_memory()?,
+        log: console::last_words(&placement.run_dir),
+        ..Evidence::default()
+    };
+    let Exit { cause, detail } = evidence.exit();
+    Ok(VmmError::Gone { name: placement.name.clone(), cause, detail })
 }
 
 /// What a failed command means for the caller.

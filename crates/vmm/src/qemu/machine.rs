@@ -30,6 +30,8 @@ use std::time::Duration;
 use tokio::sync::{broadcast, watch};
 use tokio_util::task::AbortOnDropHandle;
 
+/// Between two looks at what QEMU prints.
+const READ_PAUSE: Duration = Duration::from_millis(100);
 /// How long the rest of the output is awaited: it is there when the process has ended.
 const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 /// How long the exit of a VMM is awaited after its monitor closed, to tell "gone" from "mute".
@@ -84,7 +86,7 @@ impl QemuMachine {
             Err(error @ (MonitorError::Closed | MonitorError::Io(_))) => {
                 // The connection ends a moment before the process does.
                 match tokio::time::timeout(EXIT_GRACE, self.wait()).await {
-                    Ok(exit) => Err(VmmError::Gone { name: name.clone(), detail: exit.detail }),
+                    Ok(Exit { cause, detail }) => Err(VmmError::Gone { name: name.clone(), cause, detail }),
                     Err(_) => Err(launch::command_error(name, command, error)),
                 }
             }
@@ -220,7 +222,7 @@ impl Shared {
     async fn keep_output(&self, console: &mut Console) {
         loop {
             match console.read().await {
-                Ok(Some(_)) => {}
+                Ok(Some(_)) => tokio::time::sleep(READ_PAUSE).await,
                 Ok(None) => break,
                 Err(error) => {
                     tracing::error!(vm = self.placement.name, %error, "cannot read what the VMM prints any more");

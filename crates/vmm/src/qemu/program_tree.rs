@@ -7,7 +7,7 @@
 //!     usr/share/qemu/                               firmware
 //!     bin lib lib64                                 links, as on the host
 //!     dev/ vm/                                      mount points
-//! <directory>/qemu-<key>.<random>/ unfinished
+//! <directory>/qemu-<key>.unfinished-<pid>/
 //! ```
 //!
 //! Which libraries a program needs is asked of a running one: what it has mapped. That covers what it loads by itself
@@ -15,12 +15,16 @@
 
 use super::jail::{MOUNT_DIRECTORIES, MOUNT_POINTS};
 use crate::probe::Accelerator;
+use crate::process::{PROBE_NAME, process_name};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::io::{self, BufRead as _, BufReader, ErrorKind};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// Where firmware lies in the tree; told to QEMU by `-L`.
 pub(super) const FIRMWARE_DIRECTORY: &str = "/usr/share/qemu";
@@ -36,6 +40,10 @@ const FIRMWARE: [&str; 7] = [
 ];
 /// The loader's path in every dynamic program for x86-64 (System V ABI, AMD64 supplement).
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+/// What the extension of an unfinished tree begins with.
+const UNFINISHED: &str = "unfinished-";
+/// Longest time to the greeting of a QEMU without a guest.
+const GREETING_LIMIT: Duration = Duration::from_secs(30);
 /// Links at the top of a distribution with merged `/usr`.
 const TOP_LINKS: [&str; 5] = ["bin", "sbin", "lib", "lib32", "lib64"];
 
@@ -54,13 +62,11 @@ impl ProgramTree {
         let tree = directory.join(format!("qemu-{}", key(files.iter().chain(&firmware))?));
         if !tree.exists() {
             std::fs::create_dir_all(directory)?;
-            let random = std::process::id();
-            let unfinished = tree.with_extension(random.to_string());
-            match std::fs::remove_dir_all(&unfinished) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            remove_unfinished(directory)?;
+            let unfinished = tree.with_extension(format!("{UNFINISHED}{}", std::process::id()));
             fill(&unfinished, &files, &firmware)?;
+            // After a power cut a tree is there with all its content or not at all.
+            rustix::fs::syncfs(std::fs::File::open(&unfinished)?)?;
             match std::fs::rename(&unfinished, &tree) {
                 // Another start of the same node made it meanwhile.
                 Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {
@@ -88,6 +94,17 @@ impl ProgramTree {
     }
 }
 
+/// What nodes that were killed left half-made. Only one node uses the directory at a time.
+fn remove_unfinished(directory: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension.to_string_lossy().starts_with(UNFINISHED)) {
+            std::fs::remove_dir_all(path)?;
+        }
+    }
+    Ok(())
+}
+
 fn below(tree: &Path, path: &Path) -> PathBuf {
     tree.join(path.strip_prefix("/").unwrap_or(path))
 }
@@ -98,6 +115,12 @@ fn mapped_files(program: &Path, accelerator: Accelerator) -> io::Result<(PathBuf
     let mut greeting = String::new();
     // QEMU greets when it has set itself up.
     if let Some(output) = child.0.stdout.take() {
+        let mut poll = [PollFd::new(&output, PollFlags::IN)];
+        let limit = Timespec { tv_sec: GREETING_LIMIT.as_secs().cast_signed(), tv_nsec: 0 };
+        if rustix::event::poll(&mut poll, Some(&limit))? == 0 {
+            let what = format!("{} does not greet within {GREETING_LIMIT:?}", program.display());
+            return Err(io::Error::new(ErrorKind::TimedOut, what));
+        }
         BufReader::new(output).read_line(&mut greeting)?;
     }
     if !greeting.contains("QMP") {
@@ -129,6 +152,8 @@ struct Probe(Child);
 impl Probe {
     fn start(program: &Path, accelerator: Accelerator) -> io::Result<Self> {
         let child = Command::new(program)
+            // A name by which a purge finds it, if this process is killed meanwhile.
+            .arg0(process_name(PROBE_NAME))
             .args(["-machine", "microvm", "-accel", accelerator.name(), "-m", "16M", "-S", "-nodefaults"])
             .args(["-no-user-config", "-display", "none", "-qmp", "stdio"])
             .args(["-sandbox", "on"])

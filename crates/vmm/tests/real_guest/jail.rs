@@ -29,7 +29,7 @@ impl Jailed {
     /// Every path the process could open, with what it could do with it.
     fn visible(&self) -> Vec<(PathBuf, std::fs::Metadata)> {
         let root = self.proc("root");
-        let mut found = Vec::new();
+        let mut found = vec![(PathBuf::from("/"), std::fs::metadata(&root).unwrap())];
         let mut directories = vec![root.clone()];
         while let Some(directory) = directories.pop() {
             for entry in std::fs::read_dir(&directory).unwrap() {
@@ -56,7 +56,7 @@ impl Jailed {
         assert_eq!(self.status("NoNewPrivs"), "1");
         assert_eq!(self.status("Seccomp"), "2");
         assert_eq!(self.status("NSpid"), format!("{} 1", self.pid));
-        for namespace in ["mnt", "pid", "net"] {
+        for namespace in ["mnt", "pid", "net", "ipc"] {
             let of = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/{namespace}")).unwrap();
             assert_ne!(of(&self.pid.to_string()), of("self"), "{namespace}");
         }
@@ -69,7 +69,10 @@ impl Jailed {
         for (path, metadata) in &visible {
             let text = path.to_str().unwrap();
             assert!(
-                allowed.iter().any(|prefix| text == *prefix || text.starts_with(&format!("{prefix}/"))),
+                text == "/"
+                    || allowed
+                        .iter()
+                        .any(|prefix| text == *prefix || text.starts_with(&format!("{prefix}/"))),
                 "{text}"
             );
             let own = metadata.uid() == self.user && metadata.mode() & 0o200 != 0;

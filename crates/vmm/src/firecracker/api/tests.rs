@@ -81,3 +81,27 @@ async fn a_path_longer_than_an_address_is_reached() {
     let _listener = UnixListener::bind(format!("/proc/self/fd/{}/api.socket", handle.as_raw_fd())).unwrap();
     Api::connect(&deep.join("api.socket"), std::process::id()).await.unwrap();
 }
+
+#[tokio::test]
+async fn an_answer_without_end_is_given_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("api.socket");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let length = stream.read(&mut [0; 4096]).unwrap();
+        assert!(length > 0);
+        stream.write_all(b"HTTP/1.1 200 \r\nContent-Length: 1000000000000\r\n\r\n").unwrap();
+        let mut sent = 0;
+        // Ends when the reader hangs up.
+        while stream.write_all(&[b'x'; 4096]).is_ok() {
+            sent += 4096;
+        }
+        sent
+    });
+    let api = Api::connect(&socket, std::process::id()).await.unwrap();
+    let error = api.send(&request(), LIMIT).await.unwrap_err();
+    assert!(matches!(error, ApiError::TooLong(_)), "{error}");
+    drop(api);
+    assert!(server.join().unwrap() < 64 << 20);
+}

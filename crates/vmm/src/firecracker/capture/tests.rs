@@ -41,7 +41,8 @@ impl Jail {
         let partial = PartialFiles::begin(&self.files(name)).unwrap();
         let (directory, snapshot) = (Arc::clone(&self.captures), lineage.snapshot());
         let written_in = Duration::ZERO;
-        Written { directory, partial, lineage, snapshot, content, written_in }.finish().unwrap()
+        let memory_bytes = (PAGES * PAGE) as u64;
+        Written { directory, partial, lineage, snapshot, content, memory_bytes, written_in }.finish().unwrap()
     }
 
     /// The first byte of each page.
@@ -69,6 +70,58 @@ fn changes_build_on_one_another_and_a_whole_capture_has_all_of_them() {
     assert_eq!((report.base, report.changed_pages), (CaptureBase::PreviousCapture, 1));
     let mode = std::fs::metadata(jail.files("w").memory).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o444);
+}
+
+#[test]
+fn a_writer_that_keeps_its_file_open_cannot_change_a_finished_capture() {
+    let jail = Jail::new();
+    jail.captures.prepare(rustix::process::geteuid().as_raw()).unwrap();
+    let open = |name| OpenOptions::new().write(true).open(jail.captures.path(name)).unwrap();
+    let (memory, state) = (open(name::MEMORY), open(name::STATE));
+    memory.set_len((PAGES * PAGE) as u64).unwrap();
+    memory.write_all_at(&[7; PAGE], 0).unwrap();
+    state.write_all_at(b"state", 0).unwrap();
+    let partial = PartialFiles::begin(&jail.files("c")).unwrap();
+    let written = Written {
+        directory: Arc::clone(&jail.captures),
+        partial,
+        lineage: Lineage::started(None),
+        snapshot: Snapshot::Diff,
+        content: Content::Whole,
+        memory_bytes: (PAGES * PAGE) as u64,
+        written_in: Duration::ZERO,
+    };
+    written.finish().unwrap();
+    for file in [&memory, &state] {
+        file.write_all_at(&[9; PAGE], 0).unwrap();
+        file.set_len(1).unwrap();
+    }
+    assert_eq!(jail.pages("c"), [7, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(std::fs::read(jail.files("c").state).unwrap(), b"state");
+}
+
+#[test]
+fn files_of_another_size_than_they_can_have_are_refused() {
+    let jail = Jail::new();
+    for (memory_pages, state_bytes) in [(PAGES as u64 + 1, 5), (PAGES as u64, LONGEST_STATE + 1)] {
+        jail.captures.prepare(rustix::process::geteuid().as_raw()).unwrap();
+        let open = |name| OpenOptions::new().write(true).open(jail.captures.path(name)).unwrap();
+        open(name::MEMORY).set_len(memory_pages * PAGE_SIZE).unwrap();
+        open(name::STATE).set_len(state_bytes).unwrap();
+        let files = jail.files("wrong");
+        let written = Written {
+            directory: Arc::clone(&jail.captures),
+            partial: PartialFiles::begin(&files).unwrap(),
+            lineage: Lineage::started(None),
+            snapshot: Snapshot::Diff,
+            content: Content::Whole,
+            memory_bytes: (PAGES * PAGE) as u64,
+            written_in: Duration::ZERO,
+        };
+        let error = written.finish().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+        assert!(!files.memory.exists() && !files.state.exists());
+    }
 }
 
 #[test]
