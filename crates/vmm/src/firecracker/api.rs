@@ -99,7 +99,7 @@ impl Api {
                 _ => Connection::open(&self.socket, self.pid).await?,
             };
             let answer = connection.exchange(request).await;
-            if !matches!(answer, Err(ApiError::Closed(_))) {
+            if !matches!(answer, Err(ApiError::Closed(_) | ApiError::TooLong(_))) {
                 *slot = Some(connection);
             }
             answer
