@@ -2,7 +2,7 @@
 
 use crate::project::Project;
 use anyhow::{Context, Result, bail};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Settings of one node.
 #[derive(Debug, Clone)]
@@ -23,12 +23,20 @@ pub(crate) struct Settings {
 const PASSED_ON: &[&str] = &[
     "AENV_ACCELERATOR",
     "AENV_API_KEYS_FILE",
+    "AENV_CGROUP",
     "AENV_CPU_MODEL",
+    "AENV_CPU_TEMPLATE",
+    "AENV_DISK_BYTES_PER_SECOND",
+    "AENV_DISK_OPERATIONS_PER_SECOND",
     "AENV_DOMAIN",
+    "AENV_DRIVER",
+    "AENV_FIRECRACKER",
+    "AENV_JAILER",
     "AENV_LOG",
     "AENV_MAX_STARTING",
     "AENV_MAX_TIMEOUT_HOURS",
     "AENV_MIN_FREE_MIB",
+    "AENV_NETWORK_BYTES_PER_SECOND",
     "AENV_QEMU",
     "AENV_SLOT_POOL",
     "AENV_STANDBYS",
@@ -71,6 +79,15 @@ impl Settings {
         Ok(Self { listen, data_dir, image_bytes: gibibytes << 30, instance, passed_on })
     }
 
+    /// Has the node find Firecracker and its jailer in `directory`, unless a person named others.
+    pub(crate) fn use_vmm_programs(&mut self, directory: &Path) {
+        for (variable, program) in [("AENV_FIRECRACKER", "firecracker"), ("AENV_JAILER", "jailer")] {
+            if self.passed_on.iter().all(|(name, _)| name != variable) {
+                self.passed_on.push((variable.to_owned(), directory.join(program).display().to_string()));
+            }
+        }
+    }
+
     /// Where clients reach the node: a wildcard address is reached through the loopback.
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.reachable())
@@ -103,6 +120,17 @@ mod tests {
         assert_eq!(set.data_dir, PathBuf::from("/x"));
         assert_eq!(set.passed_on, [("AENV_STANDBYS".to_owned(), "0".to_owned())]);
         assert_eq!(settings(&[("AENV_LISTEN", "0.0.0.0:80")]).unwrap().url(), "http://127.0.0.1:80");
+    }
+
+    #[test]
+    fn programs_that_a_person_named_are_kept() {
+        let mut set = settings(&[("AENV_JAILER", "/mine/jailer")]).unwrap();
+        set.use_vmm_programs(Path::new("/cache"));
+        let value = |name: &str| {
+            set.passed_on.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+        };
+        assert_eq!(value("AENV_FIRECRACKER"), Some("/cache/firecracker"));
+        assert_eq!(value("AENV_JAILER"), Some("/mine/jailer"));
     }
 
     #[test]

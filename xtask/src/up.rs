@@ -3,6 +3,7 @@
 
 use crate::artifacts;
 use crate::data_area::{Area, Ground};
+use crate::fetch;
 use crate::leftovers;
 use crate::node::{Node, Record, Started, write_private};
 use crate::process::{output_of, require_root};
@@ -17,12 +18,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Makes a sandbox that answers.
 pub(crate) fn up(project: &Project) -> Result<()> {
     require_root()?;
-    let settings = Settings::load(project)?;
+    let mut settings = Settings::load(project)?;
     let mut stages = Stages::default();
     if let Some(time) = time_before() {
         stages.add_done("install", time);
     }
     let rootfs = artifacts::make(project, &mut stages)?;
+    if can_virtualise()? {
+        stages.run("Firecracker and its jailer", |voice| fetch::vmm_programs(project, voice))?;
+        settings.use_vmm_programs(&project.vmm_dir());
+    }
     let node = node(project, settings, &rootfs)?;
     let area = Area::beside(&node.settings.data_dir)?;
     let ground = stages.run("data directory", |_| {
@@ -45,6 +50,14 @@ pub(crate) fn up(project: &Project) -> Result<()> {
     let answer = stages.run("first sandbox", |_| first_sandbox(project))?;
     finish(project, &node.settings, &answer, stages.total());
     Ok(())
+}
+
+/// Whether this host can run Firecracker: a processor that virtualises, and the device. The node looks closer.
+fn can_virtualise() -> Result<bool> {
+    let processors = std::fs::read_to_string("/proc/cpuinfo").context("cannot read /proc/cpuinfo")?;
+    let flags = processors.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+    let virtualises = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
+    Ok(virtualises && Path::new("/dev/kvm").exists())
 }
 
 /// Ends everything that `up` started; caches, images and the data stay.
