@@ -67,6 +67,13 @@ pub(crate) struct VmmOptions {
     /// own group where systemd delegated it, or one named after the instance where there is no systemd
     #[arg(long, env = "AENV_CGROUP")]
     pub(crate) cgroup: Option<PathBuf>,
+    /// Bytes a second that a VMM may read from the device of the data directory, kept by its control group, whatever its
+    /// guest or the VMM does; unlimited by default
+    #[arg(long, env = "AENV_IO_READ_BYTES_PER_SECOND", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) io_read_bytes_per_second: Option<u64>,
+    /// The same for bytes written
+    #[arg(long, env = "AENV_IO_WRITE_BYTES_PER_SECOND", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) io_write_bytes_per_second: Option<u64>,
     /// Bytes a second that a sandbox may read from and write to its disk; unlimited by default
     #[arg(long, env = "AENV_DISK_BYTES_PER_SECOND", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) disk_bytes_per_second: Option<u64>,

@@ -9,12 +9,13 @@
 //! Owns nothing. What was chosen and why is logged once by the node and shown by the doctor.
 
 use crate::arguments::{DriverChoice, Instance, VmmOptions};
-use aenv_vmm::cgroups::{Cgroups, Outcome};
+use aenv_vmm::cgroups::{Cgroups, IoLimit, Outcome};
 use aenv_vmm::firecracker::{self, FirecrackerDriver};
 use aenv_vmm::probe::{Accelerator, Choice, Kvm};
 use aenv_vmm::qemu::{self, QemuDriver};
 use aenv_vmm::{Confinement, RateLimits, Vmm};
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -158,13 +159,45 @@ fn rate_limits(options: &VmmOptions) -> RateLimits {
     }
 }
 
+/// The limit of block I/O that was asked for, on the device of the data directory.
+fn io_limit(instance: &Instance) -> Result<Option<IoLimit>> {
+    let VmmOptions { io_read_bytes_per_second: rbps, io_write_bytes_per_second: wbps, .. } = instance.vmm;
+    if rbps.is_none() && wbps.is_none() {
+        return Ok(None);
+    }
+    let directory = &instance.data_dir;
+    std::fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    let device = std::fs::metadata(directory)
+        .with_context(|| format!("cannot look at {}", directory.display()))?
+        .dev();
+    let (major, minor) =
+        whole_device(rustix::fs::major(device), rustix::fs::minor(device)).with_context(|| {
+            format!("{} lies on no block device whose I/O could be limited", directory.display())
+        })?;
+    Ok(Some(IoLimit { major, minor, rbps, wbps, riops: None, wiops: None }))
+}
+
+/// The device itself, or the one that it is a partition of: only whole devices have limits.
+fn whole_device(major: u32, minor: u32) -> Result<(u32, u32)> {
+    let entry = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    let entry = entry.canonicalize().with_context(|| format!("there is no {}", entry.display()))?;
+    let whole = if entry.join("partition").exists() { entry.join("..") } else { entry };
+    let text = std::fs::read_to_string(whole.join("dev")).context("it has no number")?;
+    let (major, minor) = text.trim().split_once(':').context("its number is not understood")?;
+    Ok((major.parse()?, minor.parse()?))
+}
+
 /// The limits of VMM processes on this host: none, said once, where it has no usable control groups.
 pub(crate) fn confinement(instance: &Instance) -> Result<Confinement> {
     let name = instance.instance.to_string();
     let outcome = Cgroups::prepare(&name, instance.vmm.cgroup.as_deref())
         .context("cannot prepare the control groups of VMs")?;
+    let io = io_limit(instance)?;
     Ok(match outcome {
-        Outcome::Usable(cgroups) => Confinement::new(cgroups, Vec::new()),
+        Outcome::Usable(cgroups) => Confinement::new(cgroups, Vec::from_iter(io)),
+        Outcome::Unusable { reason, .. } if io.is_some() => {
+            bail!("the limits of block I/O that were asked for cannot be kept: {reason}")
+        }
         Outcome::Unusable { reason, advice } => {
             tracing::warn!(
                 reason,

@@ -2,10 +2,11 @@
 //! a death for memory is told as such. Where they are not, sandboxes work without (the other tests), and this one says so.
 #![expect(clippy::unwrap_used, reason = "a step that fails fails the test")]
 
-use aenv_e2e::own_node;
+use aenv_e2e::{area, own_settings, shared_instance};
+use aenv_testkit::node::Node;
 use aenv_testkit::resources::vmm_of;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// The version 2 group of a process, as a directory; none where that hierarchy is not mounted at its usual place.
@@ -18,7 +19,11 @@ fn group_of(pid: u32) -> Option<PathBuf> {
 
 #[tokio::test]
 async fn a_sandbox_has_limits_and_a_death_for_memory_is_told() {
-    let node = own_node(6).await.unwrap();
+    let mut settings = own_settings(6, &area().join("t6"));
+    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        settings.variables.push(("AENV_IO_WRITE_BYTES_PER_SECOND".to_owned(), "500000000".to_owned()));
+    }
+    let node = Node::start_with_templates_of(settings, &shared_instance().1).await.unwrap();
     let client = node.client();
     let [sandbox, neighbour] =
         [client.create(600, &json!({})).await.unwrap(), client.create(600, &json!({})).await.unwrap()];
@@ -38,6 +43,7 @@ async fn a_sandbox_has_limits_and_a_death_for_memory_is_told() {
     let memory: u64 = read("memory.max").parse().unwrap();
     assert!((512 << 20..2048 << 20).contains(&memory), "{memory}");
     assert!(read("pids.max").parse::<u64>().unwrap() < 1000);
+    assert!(read("io.max").contains("wbps=500000000"), "{}", read("io.max"));
     assert_eq!(read("memory.oom.group"), "1");
     assert_eq!(read("cgroup.procs"), pid.to_string());
     // The jail has no way to these files.
