@@ -188,11 +188,11 @@ impl Bench {
 }
 
 fn copy(from: &Path, to: &Path, copies: Copies) -> Result<()> {
-    let reflink = match copies {
-        Copies::Reflink => "--reflink=always",
-        Copies::Full => "--reflink=never",
+    let options: &[&str] = match copies {
+        Copies::Reflink => &["--reflink=always"],
+        Copies::Full => &["--reflink=never", "--sparse=always"],
     };
-    let status = Command::new("cp").args([reflink, "--sparse=always"]).arg(from).arg(to).status()?;
+    let status = Command::new("cp").args(options).arg(from).arg(to).status()?;
     ensure!(status.success(), "cp {} {}: {status}", from.display(), to.display());
     Ok(())
 }
