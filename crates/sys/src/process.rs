@@ -6,7 +6,7 @@
 mod detached;
 mod isolation;
 
-pub use detached::{Detached, is_installed};
+pub use detached::{Detached, find_program, is_installed};
 pub use isolation::{Access, Isolation, JailStep};
 pub use rustix::process::Resource;
 

@@ -5,6 +5,10 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Hardware address of every guest's network card. The same with every driver and in every namespace, since a restored guest
+/// keeps what it had, and its namespace has a permanent neighbour entry for it.
+pub(crate) const GUEST_MAC: &str = "02:fc:00:00:00:02";
+
 /// What a memory capture is bound to: it can be restored only where all of this is the same.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {

@@ -32,6 +32,7 @@ use crate::confinement::Confinement;
 use crate::driver::{CaptureFiles, Identity, Machine, MachineSpec, Placement, ProcessRecord, Vmm, VmmError};
 use crate::probe::{Accelerator, Kvm};
 use crate::process::blocking;
+use crate::program::{Version, ask_version, unusable};
 use crate::rate_limits::RateLimits;
 use crate::strays::end_strays;
 use async_trait::async_trait;
@@ -42,6 +43,8 @@ use std::time::Duration;
 
 pub use cpu::CpuTemplate;
 
+/// What to do where a program is missing.
+const ADVICE: &str = "install Firecracker's release archive, or name the file in the settings";
 /// The oldest version the driver is made for.
 const OLDEST_VERSION: Version = Version(1, 12, 0);
 
@@ -93,16 +96,6 @@ impl Default for Settings {
     }
 }
 
-/// A version of Firecracker: major, minor, patch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Version(u32, u32, u32);
-
-impl std::fmt::Display for Version {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{}.{}.{}", self.0, self.1, self.2)
-    }
-}
-
 /// Starts Firecracker machines. Cheap to clone, no state of its own.
 #[derive(Debug, Clone)]
 pub struct FirecrackerDriver {
@@ -124,37 +117,33 @@ impl FirecrackerDriver {
     pub async fn detect(settings: Settings) -> Result<Self, VmmError> {
         let firecracker = find_program(&settings.firecracker)?;
         let jailer = find_program(&settings.jailer)?;
-        let failed = |program: &Path, reason: String| VmmError::Start {
-            program: program.display().to_string(),
-            reason,
-        };
         // The jailer takes only such a file; and strays are known by the names of their programs.
         for (program, name) in [(&firecracker, "firecracker"), (&jailer, "jailer")] {
             if !program.file_name().is_some_and(|file| file.to_string_lossy().starts_with(name)) {
-                return Err(failed(
+                return Err(unusable(
                     program,
                     format!("the name of the file must begin with `{name}`: rename it"),
                 ));
             }
         }
-        let version = ask_version(&firecracker).await?;
+        let version = ask_version(&firecracker, " v", ADVICE).await?;
         if version < OLDEST_VERSION {
             let reason = format!("it is version {version}, at least {OLDEST_VERSION} is needed");
-            return Err(failed(&firecracker, reason));
+            return Err(unusable(&firecracker, reason));
         }
-        let jailer_version = ask_version(&jailer).await?;
+        let jailer_version = ask_version(&jailer, " v", ADVICE).await?;
         if jailer_version != version {
             let reason = format!(
                 "it is version {jailer_version}, Firecracker is {version}: install both of one release"
             );
-            return Err(failed(&jailer, reason));
+            return Err(unusable(&jailer, reason));
         }
         let kvm =
             Kvm::detect().map_err(|source| VmmError::Io { context: "cannot look at KVM".into(), source })?;
         let choice = kvm.choose(settings.trust_kvm.then_some(Accelerator::Kvm));
         if choice.accelerator != Accelerator::Kvm {
             let advice = choice.advice.map(|advice| format!("; {advice}")).unwrap_or_default();
-            return Err(failed(&firecracker, format!("{}{advice}", choice.reason)));
+            return Err(unusable(&firecracker, format!("{}{advice}", choice.reason)));
         }
         let wanted = settings.cpu_template.clone();
         let context = format!("cannot find out the guest's CPU ({wanted})");
@@ -215,56 +204,13 @@ impl Vmm for FirecrackerDriver {
 
 /// The file of a program, with all links resolved: the jailer names the process in the jail after it.
 fn find_program(program: &Path) -> Result<PathBuf, VmmError> {
-    let failed = |reason: String| VmmError::Start { program: program.display().to_string(), reason };
-    let advice = "install Firecracker's release archive, or name the file in the settings";
-    let candidates: Vec<PathBuf> = if program.components().count() > 1 {
-        vec![program.to_owned()]
-    } else {
-        aenv_sys::process::SEARCH_PATH
-            .split(':')
-            .map(|directory| Path::new(directory).join(program))
-            .collect()
-    };
-    let Some(found) = candidates.iter().find(|candidate| candidate.is_file()) else {
-        return Err(failed(format!("there is no such program; {advice}")));
-    };
-    found.canonicalize().map_err(|error| failed(format!("{error}; {advice}")))
-}
-
-async fn ask_version(program: &Path) -> Result<Version, VmmError> {
-    let failed = |reason: String| VmmError::Start { program: program.display().to_string(), reason };
-    let output = tokio::process::Command::new(program)
-        .arg("--version")
-        .env_clear()
-        .kill_on_drop(true)
-        .output()
-        .await
-        .map_err(|error| failed(error.to_string()))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    parse_version(&text).ok_or_else(|| failed(format!("it does not say its version: {}", text.trim())))
-}
-
-/// Of `Firecracker v1.12.1` or `Jailer v1.12.1`, whatever follows.
-fn parse_version(text: &str) -> Option<Version> {
-    let number = text.split_once(" v")?.1.split(|c: char| !c.is_ascii_digit() && c != '.').next()?;
-    let mut parts = number.split('.').map(str::parse);
-    let (major, minor) = (parts.next()?.ok()?, parts.next()?.ok()?);
-    Some(Version(major, minor, parts.next().and_then(Result::ok).unwrap_or(0)))
+    let found = aenv_sys::process::find_program(program).and_then(|found| found.canonicalize());
+    found.map_err(|error| unusable(program, format!("{error}; {ADVICE}")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn versions_are_read() {
-        let text = "Firecracker v1.12.1\n\nSupported snapshot data format versions: v7.0.0\n";
-        assert_eq!(parse_version(text), Some(Version(1, 12, 1)));
-        assert_eq!(parse_version("Jailer v1.12.1\n"), Some(Version(1, 12, 1)));
-        assert_eq!(parse_version("Firecracker v1.17.0-dev\n"), Some(Version(1, 17, 0)));
-        assert_eq!(parse_version("bash: not found"), None);
-        assert!(Version(1, 9, 9) < OLDEST_VERSION && Version(2, 0, 0) > OLDEST_VERSION);
-    }
 
     #[tokio::test]
     async fn programs_are_looked_for_and_looked_at() {

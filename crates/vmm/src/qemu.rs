@@ -33,6 +33,7 @@ use crate::confinement::Confinement;
 use crate::driver::{CaptureFiles, Identity, Machine, MachineSpec, Placement, ProcessRecord, Vmm, VmmError};
 use crate::probe::{Accelerator, Choice, Kvm};
 use crate::process::blocking;
+use crate::program::{Version, ask_version, unusable};
 use crate::rate_limits::RateLimits;
 use crate::strays::end_strays;
 use async_trait::async_trait;
@@ -43,6 +44,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OnceCell;
 
+/// What to do where there is no QEMU.
+const ADVICE: &str = "install QEMU (package qemu-system-x86)";
 /// The oldest version the driver is made for.
 const OLDEST_VERSION: Version = Version(7, 2, 0);
 /// How long the time-stamp counter is measured when the driver starts.
@@ -96,16 +99,6 @@ impl Settings {
     }
 }
 
-/// A version of QEMU: major, minor, patch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Version(u32, u32, u32);
-
-impl std::fmt::Display for Version {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{}.{}.{}", self.0, self.1, self.2)
-    }
-}
-
 /// Starts QEMU machines. Cheap to clone, no state of its own.
 #[derive(Debug, Clone)]
 pub struct QemuDriver {
@@ -125,12 +118,12 @@ impl QemuDriver {
     /// When the program is missing, too old or does not say its version.
     pub async fn detect(settings: Settings) -> Result<Self, VmmError> {
         settings.limits.refuse_network(&settings.program.display().to_string())?;
-        let version = ask_version(&settings.program).await?;
+        let version = ask_version(&settings.program, "version ", ADVICE).await?;
         if version < OLDEST_VERSION {
-            return Err(VmmError::Start {
-                program: settings.program.display().to_string(),
-                reason: format!("it is version {version}, at least {OLDEST_VERSION} is needed"),
-            });
+            return Err(unusable(
+                &settings.program,
+                format!("it is version {version}, at least {OLDEST_VERSION} is needed"),
+            ));
         }
         let kvm =
             Kvm::detect().map_err(|source| VmmError::Io { context: "cannot look at KVM".into(), source })?;
@@ -222,40 +215,9 @@ impl Vmm for QemuDriver {
     }
 }
 
-async fn ask_version(program: &Path) -> Result<Version, VmmError> {
-    let failed = |reason: String| VmmError::Start { program: program.display().to_string(), reason };
-    let output = tokio::process::Command::new(program)
-        .arg("--version")
-        .env_clear()
-        .env("PATH", aenv_sys::process::SEARCH_PATH)
-        .kill_on_drop(true)
-        .output()
-        .await
-        .map_err(|error| failed(format!("{error}; install QEMU (package qemu-system-x86)")))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    parse_version(&text).ok_or_else(|| failed(format!("it does not say its version: {}", text.trim())))
-}
-
-fn parse_version(text: &str) -> Option<Version> {
-    let number = text.split_once("version ")?.1.split(|c: char| !c.is_ascii_digit() && c != '.').next()?;
-    let mut parts = number.split('.').map(str::parse);
-    let (major, minor) = (parts.next()?.ok()?, parts.next()?.ok()?);
-    Some(Version(major, minor, parts.next().and_then(Result::ok).unwrap_or(0)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn versions_are_read() {
-        let debian = "QEMU emulator version 7.2.19 (Debian 1:7.2+dfsg-7)\nCopyright";
-        assert_eq!(parse_version(debian), Some(Version(7, 2, 19)));
-        assert_eq!(parse_version("QEMU emulator version 10.0.50"), Some(Version(10, 0, 50)));
-        assert_eq!(parse_version("QEMU emulator version 9.1"), Some(Version(9, 1, 0)));
-        assert_eq!(parse_version("bash: not found"), None);
-        assert!(Version(10, 0, 2) > OLDEST_VERSION && Version(7, 1, 9) < OLDEST_VERSION);
-    }
 
     #[tokio::test]
     async fn a_limit_that_cannot_be_kept_is_refused() {

@@ -301,8 +301,11 @@ pub fn is_installed(program: &Path) -> bool {
     find_program(program).is_ok_and(|path| path.is_file())
 }
 
-/// Searches as a shell would, in [`SEARCH_PATH`].
-fn find_program(program: &Path) -> io::Result<PathBuf> {
+/// The file of a program: a name without a slash is searched for as a shell would, in [`SEARCH_PATH`].
+///
+/// # Errors
+/// `NotFound` for a name that is in none of these directories. A path is taken as it is.
+pub fn find_program(program: &Path) -> io::Result<PathBuf> {
     if program.components().count() != 1 || program.is_absolute() {
         return Ok(program.to_owned());
     }

@@ -12,13 +12,9 @@
 
 use crate::cgroups::OutOfMemory;
 use crate::driver::{Exit, ExitCause};
+use crate::ending::{PANIC, exit_with, memory_exit, signal_exit, silent_exit};
 use aenv_sys::process::Ended;
-use std::fmt::Write as _;
 
-/// Last lines of the log that go into the detail.
-const DETAIL_LINES: usize = 20;
-/// How every Linux says that it cannot go on.
-const PANIC: &str = "Kernel panic - not syncing";
 /// How Linux says that it has stopped for good. Firecracker has no power switch, so the machine goes on without doing
 /// anything, and nothing but these words tells.
 const HALTED: [&str; 2] = ["reboot: System halted", "reboot: Power down"];
@@ -56,9 +52,8 @@ impl Evidence {
     /// Weighs the evidence: what the guest did counts before what we did afterwards.
     pub(super) fn exit(&self) -> Exit {
         let ended = self.ended.or_else(|| self.logged_status().map(Ended::Exited));
-        // Only a death by SIGKILL, or one whose status nobody knows, can be the OOM killer's.
-        if let (None | Some(Ended::Signalled(9)), Some(whose)) = (ended, self.out_of_memory) {
-            return memory_exit(whose);
+        if let Some(exit) = memory_exit(ended, self.out_of_memory) {
+            return exit;
         }
         match ended {
             Some(Ended::Exited(0)) => self.guest_exit(),
@@ -75,26 +70,8 @@ impl Evidence {
                 let meaning = meaning(status);
                 self.with_output(cause, format!("the VMM exited with status {status}{meaning}"))
             }
-            Some(Ended::Signalled(signal)) if is_fault(signal) => {
-                self.with_output(ExitCause::VmmCrashed, format!("the VMM crashed with signal {signal}"))
-            }
-            Some(Ended::Signalled(signal)) => {
-                let hint = if signal == 9 {
-                    " (by hand, or by the host's OOM killer: see the kernel log)"
-                } else {
-                    ""
-                };
-                self.with_output(
-                    ExitCause::VmmKilled,
-                    format!("the VMM was killed by signal {signal}{hint}"),
-                )
-            }
-            None => self.with_output(
-                ExitCause::VmmKilled,
-                "the VMM is gone without a word, probably killed; its exit status is unknown, since it was started by \
-                 an earlier process"
-                    .to_owned(),
-            ),
+            Some(Ended::Signalled(signal)) => signal_exit(signal, &self.output),
+            None => silent_exit(&self.output),
         }
     }
 
@@ -116,24 +93,9 @@ impl Evidence {
         }
     }
 
-    fn with_output(&self, cause: ExitCause, mut detail: String) -> Exit {
-        let output = last_lines(&self.output);
-        if !output.is_empty() {
-            // Writing to a string cannot fail.
-            _ = write!(detail, "; log: {output}");
-        }
-        Exit { cause, detail }
+    fn with_output(&self, cause: ExitCause, detail: String) -> Exit {
+        exit_with(cause, detail, "log", &self.output)
     }
-}
-
-fn memory_exit(whose: OutOfMemory) -> Exit {
-    let detail = match whose {
-        OutOfMemory::OwnLimit => {
-            "the VMM reached the memory limit of its sandbox and was killed by the kernel"
-        }
-        OutOfMemory::Elsewhere => "the host ran out of memory and the kernel chose this VMM to be killed",
-    };
-    Exit { cause: ExitCause::OutOfMemory, detail: detail.to_owned() }
 }
 
 /// What Firecracker means by a status (`FcExitCode` of its sources).
@@ -151,17 +113,6 @@ fn meaning(status: i32) -> &'static str {
         157 => " (illegal instruction)",
         _ => "",
     }
-}
-
-/// The last lines of a text without empty ones.
-pub(super) fn last_lines(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
-    lines[lines.len().saturating_sub(DETAIL_LINES)..].join("\n")
-}
-
-/// Signals a program draws upon itself: ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS.
-fn is_fault(signal: i32) -> bool {
-    matches!(signal, 4 | 5 | 6 | 7 | 8 | 11 | 31)
 }
 
 #[cfg(test)]

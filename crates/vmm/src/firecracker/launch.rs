@@ -10,12 +10,13 @@
 use super::FirecrackerDriver;
 use super::api::{Api, ApiError};
 use super::capture::{self, CaptureDirectory, Lineage};
-use super::ending::{Evidence, last_lines};
+use super::ending::Evidence;
 use super::jail::{Jail, Origin, on_path};
 use super::requests::{self, Boot, Request};
 use crate::confinement::Confined;
 use crate::console::Console;
 use crate::driver::{CaptureFiles, Exit, MachineSpec, Placement, ProcessRecord, VmmError};
+use crate::ending::last_lines;
 use crate::process::{self, OwnedProcess, blocking, process_name};
 use crate::strays::vm_of;
 use aenv_sys::process::{Detached, Isolation, PidFd};
@@ -172,7 +173,7 @@ async fn start(
             Ok(Launched { process, parts })
         }
         Err(reason) => {
-            while let Ok(Ok(Some(_))) = tokio::time::timeout(OUTPUT_GRACE, console.read()).await {}
+            crate::process::drain(&mut console, OUTPUT_GRACE).await;
             let output = last_lines(&console.tail());
             abandon(process, driver, placement).await?;
             Err(start_error(if output.is_empty() { reason } else { format!("{reason}: {output}") }))

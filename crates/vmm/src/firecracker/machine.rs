@@ -16,10 +16,11 @@ use super::requests::{self, Request, Snapshot, Wanted};
 use crate::confinement::Confined;
 use crate::console::Console;
 use crate::driver::{
-    CaptureFiles, CaptureReport, Exit, ExitCause, Machine, MachineSpec, Placement, ProcessRecord, VmmError,
+    CaptureFiles, CaptureReport, Exit, Machine, MachineSpec, Placement, ProcessRecord, VmmError,
 };
 use crate::partial::{PartialFiles, failed};
-use crate::process::blocking;
+use crate::process::{self, EXIT_GRACE, ExitWatch, Remains, blocking};
+use crate::program::Version;
 use aenv_sys::process::PidFd;
 use async_trait::async_trait;
 use serde_json::Value;
@@ -31,14 +32,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-/// How long the exit of a VMM is awaited after its API closed, to tell "gone" from "mute".
-const EXIT_GRACE: Duration = Duration::from_secs(2);
-/// How long SIGKILL may take: a process in the middle of a disk write ends only after it.
-const KILL_LIMIT: Duration = Duration::from_secs(30);
 /// Between two looks at the console: 64 KiB, the size of its pipe, in so much time is all that is kept of it.
 const READ_PAUSE: Duration = Duration::from_millis(100);
-/// How long the rest of the output is awaited: it is there when the process has ended.
-const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 /// A disk slower than this many bytes per second is taken for a broken one when memory is captured.
 const SLOWEST_DISK: u64 = 32 << 20;
 
@@ -52,7 +47,7 @@ pub(super) struct FirecrackerMachine {
     lineage: Mutex<Lineage>,
     /// Whether there is a capture in the jail that is still to be loaded.
     prepared: AtomicBool,
-    exit: watch::Receiver<Option<Exit>>,
+    exit: ExitWatch,
     _watcher: AbortOnDropHandle<()>,
 }
 
@@ -147,7 +142,7 @@ impl FirecrackerMachine {
     /// Versions 1.14 mix up the memory regions of a guest that has more than one, which is what more than 3 GiB needs.
     fn diff_is_broken(&self) -> bool {
         let version = self.driver.version;
-        version >= super::Version(1, 14, 0) && version < super::Version(1, 15, 0) && self.memory_mib > 3072
+        version >= Version(1, 14, 0) && version < Version(1, 15, 0) && self.memory_mib > 3072
     }
 
     fn refused(&self, command: &str, reason: &str) -> VmmError {
@@ -200,31 +195,14 @@ impl Machine for FirecrackerMachine {
 
     async fn kill(&self) -> Result<Exit, VmmError> {
         self.shared.kill_requested.store(true, Ordering::Relaxed);
-        let name = &self.shared.placement.name;
-        if self.exit.borrow().is_none() {
-            let context = || format!("cannot end VMM {name}");
-            self.shared.process.kill().map_err(|source| VmmError::Io { context: context(), source })?;
-        }
-        let exit = tokio::time::timeout(KILL_LIMIT, self.wait()).await.map_err(|_| VmmError::Timeout {
-            name: name.clone(),
-            command: "kill".to_owned(),
-            limit: KILL_LIMIT,
-        })?;
-        self.shared.confined.remove().await?;
+        let Shared { placement, process, confined, .. } = &*self.shared;
+        let exit = process::kill_watched(&placement.name, process, confined, &self.exit).await?;
         launch::clean_up(&self.driver, &self.shared.placement).await?;
         Ok(exit)
     }
 
     async fn wait(&self) -> Exit {
-        let mut exit = self.exit.clone();
-        // The watcher lives as long as `self` and ends only by telling, unless it panics.
-        match exit.wait_for(Option::is_some).await.map(|exit| exit.clone()) {
-            Ok(Some(exit)) => exit,
-            Ok(None) | Err(_) => Exit {
-                cause: ExitCause::VmmCrashed,
-                detail: "the task that watches the VMM failed".to_owned(),
-            },
-        }
+        process::exit_of(&self.exit).await
     }
 }
 
@@ -238,17 +216,10 @@ impl Shared {
         if let Err(error) = self.process.exited().await {
             tracing::error!(vm = name, %error, "cannot wait for the VMM");
         }
-        while let Ok(Ok(Some(_))) = tokio::time::timeout(OUTPUT_GRACE, console.read()).await {}
-        let ended = self.process.reap().unwrap_or_else(|error| {
-            tracing::error!(vm = name, %error, "cannot read the VMM's exit status");
-            None
-        });
-        let out_of_memory = self.confined.out_of_memory().unwrap_or_else(|error| {
-            tracing::warn!(vm = name, %error, "cannot read whether the VMM was killed for memory");
-            None
-        });
+        let remains = process::remains_of(name, &self.process, &self.confined, &mut console).await;
+        let Remains { ended, out_of_memory, output } = remains;
         let kill_requested = self.kill_requested.load(Ordering::Relaxed);
-        let found = Evidence { kill_requested, halted, ended, out_of_memory, output: console.tail() }.exit();
+        let found = Evidence { kill_requested, halted, ended, out_of_memory, output }.exit();
         tracing::debug!(vm = name, cause = ?found.cause, detail = found.detail, "VMM ended");
         exit.send_replace(Some(found));
     }

@@ -4,7 +4,7 @@
 //! the jail, where every VM has its files under the same names: so a capture fits any number of VMs.
 
 use super::{RateLimits, Version};
-use crate::driver::MachineSpec;
+use crate::driver::{GUEST_MAC, MachineSpec};
 use serde_json::{Value, json};
 
 /// Names of the files of a VM in its jail.
@@ -18,8 +18,6 @@ pub(super) mod name {
     pub(in super::super) const CAPTURE: &str = "capture";
 }
 
-/// Hardware address of every guest's network card. The same everywhere, since a restored guest keeps what it had.
-const GUEST_MAC: &str = "02:fc:00:00:00:02";
 const DRIVE: &str = "root";
 const NETWORK_INTERFACE: &str = "eth0";
 /// From here on a balloon gives the pages back that the guest has freed.

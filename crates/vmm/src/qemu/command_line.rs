@@ -4,13 +4,12 @@
 //! device state is matched by that order. What only a boot needs (kernel, initramfs, kernel arguments) is left out of a
 //! restore: the guest has it in memory already, and QEMU would keep a copy of the blobs in every process.
 
-use super::{Version, jail, program_tree};
-use crate::driver::{MachineSpec, Placement};
+use super::{jail, program_tree};
+use crate::driver::{GUEST_MAC, MachineSpec, Placement};
 use crate::probe::{Accelerator, Choice, CpuVendor};
+use crate::program::Version;
 use crate::rate_limits::RateLimits;
 
-/// Hardware address of every guest's network card. The same everywhere, since a restored guest keeps what it had.
-const GUEST_MAC: &str = "02:fc:00:00:00:02";
 /// Bytes of console output kept in the VMM's memory. A guest that prints for ever costs the host nothing else.
 pub(super) const CONSOLE_BYTES: u32 = 64 << 10;
 /// The console's ring buffer in QMP commands.

@@ -5,13 +5,9 @@
 
 use crate::cgroups::OutOfMemory;
 use crate::driver::{Exit, ExitCause};
+use crate::ending::{PANIC, exit_with, memory_exit, signal_exit, silent_exit};
 use aenv_sys::process::Ended;
-use std::fmt::Write;
 
-/// Last lines of console and log that go into the detail.
-const DETAIL_LINES: usize = 20;
-/// How every Linux says that it cannot go on.
-const PANIC: &str = "Kernel panic - not syncing";
 /// How QEMU says that it was told to end.
 const TERMINATED: &str = "terminating on signal";
 
@@ -47,50 +43,28 @@ impl Evidence {
         {
             return exit;
         }
-        if let Some(exit) = self.memory_exit() {
+        if let Some(exit) = memory_exit(self.ended, self.out_of_memory) {
             return exit;
         }
         if self.kill_requested {
             return Exit { cause: ExitCause::Killed, detail: "killed on request".to_owned() };
         }
         match self.ended {
-            Some(Ended::Signalled(signal)) if is_fault(signal) => {
-                self.with_log(ExitCause::VmmCrashed, format!("the VMM crashed with signal {signal}"))
-            }
-            Some(Ended::Signalled(signal)) => {
-                let hint = if signal == 9 { " (by hand, or by the host's OOM killer: see the kernel log)" } else { "" };
-                self.with_log(ExitCause::VmmKilled, format!("the VMM was killed by signal {signal}{hint}"))
-            }
+            Some(Ended::Signalled(signal)) => signal_exit(signal, &self.log),
             // It handles SIGTERM and the like by itself, says so in the log, and exits with 0.
-            Some(Ended::Exited(0)) => self.with_log(ExitCause::VmmKilled, "the VMM was told to quit".to_owned()),
+            Some(Ended::Exited(0)) => {
+                self.with_log(ExitCause::VmmKilled, "the VMM was told to quit".to_owned())
+            }
             Some(Ended::Exited(status)) => {
                 self.with_log(ExitCause::VmmCrashed, format!("the VMM exited with status {status}"))
             }
-            None if self.log.trim().is_empty() || self.log.contains(TERMINATED) => self.with_log(
-                ExitCause::VmmKilled,
-                "the VMM is gone without a word, probably killed; its exit status is unknown, since it was started by \
-                 an earlier process"
-                    .to_owned(),
-            ),
+            None if self.log.trim().is_empty() || self.log.contains(TERMINATED) => silent_exit(&self.log),
             None => self.with_log(
                 ExitCause::VmmCrashed,
-                "the VMM is gone; its exit status is unknown, since it was started by an earlier process".to_owned(),
+                "the VMM is gone; its exit status is unknown, since it was started by an earlier process"
+                    .to_owned(),
             ),
         }
-    }
-
-    /// Only a death by SIGKILL, or one whose status nobody knows, can be the OOM killer's.
-    fn memory_exit(&self) -> Option<Exit> {
-        if !matches!(self.ended, None | Some(Ended::Signalled(9))) {
-            return None;
-        }
-        let detail = match self.out_of_memory? {
-            OutOfMemory::OwnLimit => {
-                "the VMM reached the memory limit of its sandbox and was killed by the kernel"
-            }
-            OutOfMemory::Elsewhere => "the host ran out of memory and the kernel chose this VMM to be killed",
-        };
-        Some(Exit { cause: ExitCause::OutOfMemory, detail: detail.to_owned() })
     }
 
     fn guest_exit(&self, stopped: &Stopped) -> Option<Exit> {
@@ -102,38 +76,18 @@ impl Evidence {
             _ if self.log.contains(TERMINATED) => return None,
             _ => (ExitCause::GuestShutdown, "the guest shut down"),
         };
-        let mut detail = format!("{what} ({})", stopped.reason);
+        let detail = format!("{what} ({})", stopped.reason);
         let console = match stopped.console.find(PANIC) {
             // The panic's own line first, since the call trace behind it is long.
-            Some(start) => stopped.console[start..].lines().next().unwrap_or_default().to_owned(),
-            None => last_lines(&stopped.console),
+            Some(start) => stopped.console[start..].lines().next().unwrap_or_default(),
+            None => &stopped.console,
         };
-        append(&mut detail, "console", &console);
-        Some(Exit { cause, detail })
+        Some(exit_with(cause, detail, "console", console))
     }
 
-    fn with_log(&self, cause: ExitCause, mut detail: String) -> Exit {
-        append(&mut detail, "log", &last_lines(&self.log));
-        Exit { cause, detail }
+    fn with_log(&self, cause: ExitCause, detail: String) -> Exit {
+        exit_with(cause, detail, "log", &self.log)
     }
-}
-
-fn append(detail: &mut String, name: &str, text: &str) {
-    if !text.is_empty() {
-        // Writing to a string cannot fail.
-        _ = write!(detail, "; {name}: {text}");
-    }
-}
-
-/// The last lines of a text without empty ones.
-pub(super) fn last_lines(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
-    lines[lines.len().saturating_sub(DETAIL_LINES)..].join("\n")
-}
-
-/// Signals a program draws upon itself: ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS.
-fn is_fault(signal: i32) -> bool {
-    matches!(signal, 4 | 5 | 6 | 7 | 8 | 11 | 31)
 }
 
 #[cfg(test)]
@@ -166,19 +120,6 @@ mod tests {
         assert_eq!(evidence.exit().cause, ExitCause::Killed);
         let evidence = Evidence { kill_requested: true, ..stopped("guest-reset", PANIC) };
         assert_eq!(evidence.exit().cause, ExitCause::GuestPanic);
-    }
-
-    #[test]
-    fn a_death_for_memory_is_told_from_other_kills() {
-        let evidence = |ended, out_of_memory| Evidence { ended, out_of_memory, ..Evidence::default() };
-        for ended in [None, Some(Ended::Signalled(9))] {
-            for whose in [OutOfMemory::OwnLimit, OutOfMemory::Elsewhere] {
-                assert_eq!(evidence(ended, Some(whose)).exit().cause, ExitCause::OutOfMemory);
-            }
-        }
-        let crashed = evidence(Some(Ended::Signalled(11)), Some(OutOfMemory::OwnLimit));
-        assert_eq!(crashed.exit().cause, ExitCause::VmmCrashed);
-        assert_eq!(evidence(Some(Ended::Signalled(9)), None).exit().cause, ExitCause::VmmKilled);
     }
 
     #[test]

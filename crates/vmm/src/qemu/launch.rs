@@ -4,7 +4,7 @@
 //! made and listening before the process starts and is inherited by it, so connecting needs no retry.
 
 use super::command_line::{CommandLine, READ_ONLY_BACKEND, Start};
-use super::ending::{Evidence, last_lines};
+use super::ending::Evidence;
 use super::jail::{self, Jail};
 use super::monitor::{Event, Monitor, MonitorError};
 use super::program_tree::ProgramTree;
@@ -12,6 +12,7 @@ use super::{QemuDriver, Settings};
 use crate::confinement::Confined;
 use crate::console::{self, Console};
 use crate::driver::{CaptureFiles, Exit, MachineSpec, Placement, ProcessRecord, VmmError};
+use crate::ending::last_lines;
 use crate::process::{OwnedProcess, blocking};
 use aenv_sys::file::reflink;
 use aenv_sys::process::{Access, Detached, PidFd};
@@ -206,7 +207,7 @@ async fn start(
     match connect(driver, &record.control_socket).await {
         Ok(monitor) => Ok(Launched { process, monitor, record, confined, console }),
         Err(error) => {
-            while let Ok(Ok(Some(_))) = tokio::time::timeout(OUTPUT_GRACE, console.read()).await {}
+            crate::process::drain(&mut console, OUTPUT_GRACE).await;
             let log = last_lines(&console.tail());
             Err(start_error(if log.is_empty() { error.to_string() } else { log }))
         }

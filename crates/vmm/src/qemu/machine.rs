@@ -16,9 +16,10 @@ use super::monitor::{Event, Monitor, MonitorError};
 use crate::confinement::Confined;
 use crate::console::Console;
 use crate::driver::{
-    CaptureFiles, CaptureReport, Exit, ExitCause, Machine, MachineSpec, Placement, ProcessRecord, VmmError,
+    CaptureFiles, CaptureReport, Exit, Machine, MachineSpec, Placement, ProcessRecord, VmmError,
 };
 use crate::partial::PartialFiles;
+use crate::process::{self, EXIT_GRACE, ExitWatch, Remains};
 use aenv_sys::process::PidFd;
 use async_trait::async_trait;
 use base64::Engine;
@@ -32,12 +33,6 @@ use tokio_util::task::AbortOnDropHandle;
 
 /// Between two looks at what QEMU prints.
 const READ_PAUSE: Duration = Duration::from_millis(100);
-/// How long the rest of the output is awaited: it is there when the process has ended.
-const OUTPUT_GRACE: Duration = Duration::from_secs(1);
-/// How long the exit of a VMM is awaited after its monitor closed, to tell "gone" from "mute".
-const EXIT_GRACE: Duration = Duration::from_secs(2);
-/// How long SIGKILL may take: a process in the middle of a disk write ends only after it.
-const KILL_LIMIT: Duration = Duration::from_secs(30);
 
 /// A machine whose process is up.
 #[derive(Debug)]
@@ -46,7 +41,7 @@ pub(super) struct QemuMachine {
     memory_bytes: u64,
     /// What a prepared process is to load, until it does.
     pending: Mutex<Option<Pending>>,
-    exit: watch::Receiver<Option<Exit>>,
+    exit: ExitWatch,
     _watcher: AbortOnDropHandle<()>,
 }
 
@@ -151,21 +146,15 @@ impl Machine for QemuMachine {
 
     async fn kill(&self) -> Result<Exit, VmmError> {
         self.shared.kill_requested.store(true, Ordering::Relaxed);
-        let failed = |context: String| move |source| VmmError::Io { context, source };
-        let name = &self.shared.placement.name;
-        if self.exit.borrow().is_none() {
-            self.shared.process.kill().map_err(failed(format!("cannot end VMM {name}")))?;
-        }
-        let exit = tokio::time::timeout(KILL_LIMIT, self.wait()).await.map_err(|_| VmmError::Timeout {
-            name: name.clone(),
-            command: "kill".to_owned(),
-            limit: KILL_LIMIT,
-        })?;
-        self.shared.confined.remove().await?;
+        let Shared { placement, process, confined, .. } = &*self.shared;
+        let exit = process::kill_watched(&placement.name, process, confined, &self.exit).await?;
         for path in launch::scratch_files(&self.shared.placement) {
             match tokio::fs::remove_file(&path).await {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(failed(format!("cannot remove {}", path.display()))(error));
+                    return Err(VmmError::Io {
+                        context: format!("cannot remove {}", path.display()),
+                        source: error,
+                    });
                 }
                 _ => {}
             }
@@ -174,15 +163,7 @@ impl Machine for QemuMachine {
     }
 
     async fn wait(&self) -> Exit {
-        let mut exit = self.exit.clone();
-        // The watcher lives as long as `self` and ends only by telling, unless it panics.
-        match exit.wait_for(Option::is_some).await.map(|exit| exit.clone()) {
-            Ok(Some(exit)) => exit,
-            Ok(None) | Err(_) => Exit {
-                cause: ExitCause::VmmCrashed,
-                detail: "the task that watches the VMM failed".to_owned(),
-            },
-        }
+        process::exit_of(&self.exit).await
     }
 }
 
@@ -203,17 +184,11 @@ impl Shared {
         {
             tracing::error!(vm = self.placement.name, %error, "cannot end a VMM whose guest is down");
         }
-        let ended = self.process.reap().unwrap_or_else(|error| {
-            tracing::error!(vm = self.placement.name, %error, "cannot read the VMM's exit status");
-            None
-        });
-        while let Ok(Ok(Some(_))) = tokio::time::timeout(OUTPUT_GRACE, console.read()).await {}
-        let out_of_memory = self.confined.out_of_memory().unwrap_or_else(|error| {
-            tracing::warn!(vm = self.placement.name, %error, "cannot read whether the VMM was killed for memory");
-            None
-        });
+        let name = &self.placement.name;
+        let remains = process::remains_of(name, &self.process, &self.confined, &mut console).await;
+        let Remains { ended, out_of_memory, output } = remains;
         let kill_requested = self.kill_requested.load(Ordering::Relaxed);
-        let found = Evidence { kill_requested, stopped, ended, out_of_memory, log: console.tail() }.exit();
+        let found = Evidence { kill_requested, stopped, ended, out_of_memory, log: output }.exit();
         tracing::debug!(vm = self.placement.name, cause = ?found.cause, detail = found.detail, "VMM ended");
         exit.send_replace(Some(found));
     }
