@@ -1,13 +1,13 @@
 use super::super::{Access, Ended, JailStep, Resource};
 use super::*;
 
-/// Runs a shell script as the process and returns what it printed.
-async fn printed(script: &str, isolation: Isolation) -> (String, Option<Ended>) {
+/// Runs a shell script as the process and returns what it printed. `shell` is looked up in the root it gets.
+async fn printed(shell: &str, script: &str, isolation: Isolation) -> (String, Option<Ended>) {
     let directory = tempfile::tempdir().unwrap();
     let log_path = directory.path().join("log");
     let args = ["-c".to_owned(), script.to_owned()];
     let process = Detached {
-        program: Path::new("sh"),
+        program: Path::new(shell),
         arg0: "sh",
         args: &args,
         directory: Path::new("/"),
@@ -34,7 +34,7 @@ async fn a_process_of_a_namespace_of_its_own_is_still_a_child_whose_status_is_kn
         return;
     }
     let isolation = Isolation { pid_namespace: true, ..Isolation::default() };
-    let (text, ended) = printed("echo $$; exit 9", isolation).await;
+    let (text, ended) = printed("sh", "echo $$; exit 9", isolation).await;
     assert_eq!((text.as_str(), ended), ("1\n", Some(Ended::Exited(9))));
 }
 
@@ -50,7 +50,7 @@ async fn a_user_without_rights_has_none_and_cannot_raise_its_limits() {
         ..Isolation::default()
     };
     let script = "grep -E '^(Uid|Gid|Groups|CapPrm|CapEff|CapAmb|NoNewPrivs)' /proc/self/status; ulimit -n; ulimit -Hn 100";
-    let (text, _) = printed(script, isolation).await;
+    let (text, _) = printed("sh", script, isolation).await;
     for line in [
         "Uid:\t712345678\t712345678\t712345678\t712345678\n",
         "Gid:\t712345678\t712345678\t712345678\t712345678\n",
@@ -105,26 +105,9 @@ async fn a_jail_shows_what_it_was_given_and_leaves_no_mount_on_the_host() {
     };
     let script = "ls /; echo x >/given/x; echo x >/writable/x; echo x >/x; head -c 3 /dev/net/zero | wc -c; \
                   ls /proc /.. /etc /root; mknod /writable/null c 1 3; cd /..; pwd";
-    let args = ["-c".to_owned(), script.to_owned()];
-    let log_path = directory.path().join("log");
     let mounts = || std::fs::read_to_string("/proc/self/mounts").unwrap();
     let before = mounts();
-    let process = Detached {
-        program: Path::new("/usr/bin/sh"),
-        arg0: "sh",
-        args: &args,
-        directory: Path::new("/"),
-        netns: None,
-        log: File::create(&log_path).unwrap(),
-        inherit: &[],
-        oom_score_adj: None,
-        cgroup: None,
-        isolation,
-    };
-    let process = process.spawn().unwrap();
-    process.exited().await.unwrap();
-    process.reap().unwrap();
-    let text = std::fs::read_to_string(log_path).unwrap();
+    let (text, _) = printed("/usr/bin/sh", script, isolation).await;
     assert!(text.starts_with("bin\ndev\ngiven\nlib\nlib64\nusr\nwritable\n"), "{text}");
     assert!(writable.join("x").exists() && !given.join("x").exists() && !root.join("x").exists(), "{text}");
     assert!(
