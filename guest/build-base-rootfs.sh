@@ -39,20 +39,7 @@ if [ -z "${REFRESH:-}" ] && [ -s "$out" ] && [ "$(cat "$out.stamp" 2>/dev/null)"
   exit 0
 fi
 
-# One `deb` line per index of the distribution itself that apt of this machine uses.
-sources() {
-  apt-get indextargets --format '$(ORIGIN)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)' 'Created-By: Packages' \
-    | awk -F'|' -v suite="$suite" 'tolower($1) ~ /^(debian|ubuntu)$/ && $3 !~ /-(backports|proposed)/ && index($3, suite) == 1 {
-        line = "deb " $2 " " $3; if (!(line in parts)) order[++n] = line; parts[line] = parts[line] " " $4 }
-      END { for (i = 1; i <= n; i++) print order[i] parts[order[i]] }' | sort -u
-}
-source_lines=$(sources)
-if [ -z "$source_lines" ]; then
-  say "no package list is here: apt-get update"
-  apt-get -q update >/dev/null || fail "apt-get update failed"
-  source_lines=$(sources)
-fi
-[ -n "$source_lines" ] || fail "apt of this machine has no source of $ID $suite"
+source_lines=$("$(dirname "$0")/../scripts/apt-sources.sh")
 
 mkdir -p "$(dirname "$out")"
 work=$(mktemp -d -p "$(dirname "$out")" .rootfs-XXXXXX)

@@ -31,7 +31,7 @@ if [ -z "${REFRESH:-}" ] && [ -s "$out" ] && [ "$(cat "$out.stamp" 2>/dev/null)"
   exit 0
 fi
 
-source_lines=$("$here/apt-sources.sh")
+source_lines=$("$here/../scripts/apt-sources.sh")
 mkdir -p "$(dirname "$out")"
 work=$(mktemp -d -p "$(dirname "$out")" .root-XXXXXX)
 trap 'rm -rf "$work"' EXIT
