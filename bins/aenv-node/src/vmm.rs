@@ -38,25 +38,20 @@ pub(crate) struct Chosen {
 /// The driver of this machine, whose VMs are confined.
 pub(crate) async fn choose(instance: &Instance, confinement: Confinement) -> Result<Chosen> {
     let options = &instance.vmm;
-    let missing = missing_for_firecracker(options)?;
-    let (wanted, reason) = match (options.driver, missing) {
-        (DriverChoice::Firecracker, _) => (DriverChoice::Firecracker, "set by the operator".to_owned()),
-        (DriverChoice::Qemu, _) => (DriverChoice::Qemu, "set by the operator".to_owned()),
-        (DriverChoice::Auto, None) => {
-            (DriverChoice::Firecracker, "KVM is usable, Firecracker and its jailer are installed".to_owned())
-        }
-        (DriverChoice::Auto, Some(missing)) => {
-            (DriverChoice::Qemu, format!("Firecracker cannot be used: {}", missing.reason))
-        }
-    };
-    match wanted {
-        DriverChoice::Firecracker => firecracker_driver(options, confinement, reason).await,
-        DriverChoice::Qemu | DriverChoice::Auto => {
-            let advice = missing_for_firecracker(options)?
-                .filter(|_| options.driver == DriverChoice::Auto)
-                .and_then(|missing| missing.advice);
-            qemu_driver(instance, confinement, reason, advice).await
-        }
+    let by_operator = "set by the operator".to_owned();
+    match options.driver {
+        DriverChoice::Firecracker => firecracker_driver(options, confinement, by_operator).await,
+        DriverChoice::Qemu => qemu_driver(instance, confinement, by_operator, None).await,
+        DriverChoice::Auto => match missing_for_firecracker(options)? {
+            None => {
+                let reason = "KVM is usable, Firecracker and its jailer are installed".to_owned();
+                firecracker_driver(options, confinement, reason).await
+            }
+            Some(Missing { reason, advice }) => {
+                let reason = format!("Firecracker cannot be used: {reason}");
+                qemu_driver(instance, confinement, reason, advice).await
+            }
+        },
     }
 }
 

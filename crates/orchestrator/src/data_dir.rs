@@ -7,7 +7,8 @@
 //! <data>/templates/<id>/rootfs.ext4
 //! <data>/templates/<id>/captures/<key>/           {memory, state, disk.ext4}; capture.json written last
 //! <data>/sandboxes/<id>/disk.ext4
-//! <data>/sandboxes/<id>/run/                      sockets and logs of the VMM
+//! <data>/sandboxes/<id>/run/                      sockets, logs and jail of the VMM
+//! <data>/vmm/                                     roots of jails, made by the QEMU driver and not touched here
 //! ```
 //!
 //! Owns the lock. Knows nothing of what the files contain.
