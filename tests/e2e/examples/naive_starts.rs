@@ -92,6 +92,8 @@ async fn main() -> Result<()> {
     };
     copy(&guest.join("base-rootfs.ext4"), &bench.base_disk, Copies::Full)?;
     let times = bench.measure(runs).await;
+    // A run that failed half-way left its VM.
+    aenv_vmm::end_strays("n-", &[]).await?;
     bench.slots.shutdown().await?;
     aenv_network::purge(&"n".parse()?, Path::new(aenv_network::settings::FORWARDING_RECORD)).await?;
     std::fs::remove_dir_all(&directory)?;
