@@ -94,7 +94,8 @@ impl Tests {
         node: Option<&Node>,
     ) -> Result<()> {
         let mut command = Command::new(program);
-        command.arg("--test-threads=1").args(&self.filter).stdin(Stdio::null());
+        // What passing tests print are the times they measured.
+        command.args(["--test-threads=1", "--show-output"]).args(&self.filter).stdin(Stdio::null());
         command
             .env("AENV_GUEST_DIR", project.guest_dir())
             .env("AENV_TEST_GUEST", project.guest_dir())
