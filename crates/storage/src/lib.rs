@@ -8,8 +8,10 @@
 //! | [`Disk`] | raw, sparse, of the disk's size | cloned from a base, written by one VM, removed with it |
 //! | [`MemoryImage`] | flat, sparse, of the guest's memory size | written once, sealed, mapped privately by any number of VMs |
 
+mod contents;
 mod raw_file;
 
+pub use contents::{BLOCK_BYTES, Blob, BlockDevice, Image};
 use raw_file::RawFile;
 use std::path::{Path, PathBuf};
 
@@ -31,6 +33,42 @@ pub enum StorageError {
     NoSpace {
         /// The file that was to be made.
         path: PathBuf,
+    },
+    /// A disk has used up what it may store.
+    #[error("{path} has reached its quota of {quota} bytes")]
+    QuotaExceeded {
+        /// The disk.
+        path: PathBuf,
+        /// What it may store, in bytes.
+        quota: u64,
+    },
+    /// Stored bytes are not what their format demands, or fail their checksum: no read of them can be trusted.
+    #[error("{name} is damaged: {reason}")]
+    Damaged {
+        /// The blob.
+        name: String,
+        /// What is wrong, where.
+        reason: String,
+    },
+    /// Valid by its format, but more than this implementation takes or knows.
+    #[error("{name} cannot be used: {reason}")]
+    Unsupported {
+        /// The blob.
+        name: String,
+        /// What it has that is not supported.
+        reason: String,
+    },
+    /// A range that does not lie in an image or blob.
+    #[error("{length} bytes at {offset} are not all inside of {name}, which has {size}")]
+    OutOfRange {
+        /// The image or blob.
+        name: String,
+        /// First byte.
+        offset: u64,
+        /// Number of bytes.
+        length: u64,
+        /// Bytes there are.
+        size: u64,
     },
     /// Anything else.
     #[error("cannot {action} {path}: {source}")]

@@ -1,0 +1,88 @@
+//! What can be read and written here, as three contracts that all else is built from.
+//!
+//! ```text
+//! Blob          stored bytes: a local file, later a remote object           who: layer readers
+//!   └─ Image    an immutable virtual disk or memory: layers, chains          who: tops, memory exports
+//!        └─ BlockDevice   a writable disk: a chain with a private top        who: FUSE and ublk exports
+//! ```
+//! Owns nothing. All calls block, may be made from any number of threads at once, and never panic on what they read.
+
+use crate::StorageError;
+use std::fmt::Debug;
+
+/// Granularity of tops, of our own layers and of everything the kernel asks of us: bytes.
+pub const BLOCK_BYTES: u64 = 4096;
+
+/// Bytes that are stored somewhere and do not change.
+pub trait Blob: Debug + Send + Sync + 'static {
+    /// Number of bytes.
+    fn stored_size(&self) -> u64;
+
+    /// Fills `buffer` from byte `offset` on.
+    ///
+    /// # Errors
+    /// When the range does not lie in the blob, or it cannot be read.
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), StorageError>;
+
+    /// What it is called in messages: a path or a digest.
+    fn name(&self) -> String;
+}
+
+/// An immutable image of a disk or of a guest's memory.
+pub trait Image: Debug + Send + Sync + 'static {
+    /// Virtual size in bytes.
+    fn size(&self) -> u64;
+
+    /// Fills `buffer` from byte `offset` on; what nothing was ever written to reads as zeros.
+    ///
+    /// # Errors
+    /// When the range does not lie in the image, a layer is damaged, or it cannot be read. The buffer's content is
+    /// undefined then.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), StorageError>;
+
+    /// The first byte at or after `offset` that may not be zero, with the end of the run of such bytes; `None` when all
+    /// that follows is zeros. Runs are as exact as the index is: a run may contain zeros.
+    ///
+    /// # Errors
+    /// As [`Image::read_at`].
+    fn next_data(&self, offset: u64) -> Result<Option<std::ops::Range<u64>>, StorageError>;
+}
+
+/// A writable disk. After [`BlockDevice::flush`] has returned, everything whose write had returned before the flush began
+/// survives the loss of power; without it, the death of this process but not of the host.
+pub trait BlockDevice: Debug + Send + Sync + 'static {
+    /// Virtual size in bytes, a multiple of [`BLOCK_BYTES`].
+    fn size(&self) -> u64;
+
+    /// As [`Image::read_at`].
+    ///
+    /// # Errors
+    /// As [`Image::read_at`].
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), StorageError>;
+
+    /// Writes all of `data`; any offset and length. May be delivered twice.
+    ///
+    /// # Errors
+    /// [`StorageError::NoSpace`] when the host has no room: the same write may be tried again later.
+    /// [`StorageError::QuotaExceeded`] when the disk has used up what it may. Nothing of the range is lost, but it may
+    /// be partly new.
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<(), StorageError>;
+
+    /// Forgets whole blocks inside of the range, which read as zeros from then on, and frees their room.
+    ///
+    /// # Errors
+    /// As [`BlockDevice::write_at`].
+    fn discard(&self, offset: u64, length: u64) -> Result<(), StorageError>;
+
+    /// Makes the range read as zeros, parts of blocks included.
+    ///
+    /// # Errors
+    /// As [`BlockDevice::write_at`].
+    fn write_zeroes(&self, offset: u64, length: u64) -> Result<(), StorageError>;
+
+    /// Returns when everything written before is durable.
+    ///
+    /// # Errors
+    /// When the host cannot store it: then nothing can be said of what was written since the last flush.
+    fn flush(&self) -> Result<(), StorageError>;
+}
