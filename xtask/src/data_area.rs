@@ -77,9 +77,10 @@ impl Area {
         if !self.directory.exists() {
             return Ok(ended);
         }
-        while is_mounted(&self.directory)? {
-            output_of(Command::new("umount").arg(&self.directory))?;
-            ended.push(format!("mount {}", self.directory.display()));
+        // Later mounts lie inside of earlier ones, or over them.
+        for point in mounts_at(&self.directory)?.into_iter().rev() {
+            output_of(Command::new("umount").arg(&point))?;
+            ended.push(format!("mount {}", point.display()));
         }
         if self.image.exists() {
             for device in loop_devices(&self.image)? {
@@ -126,10 +127,17 @@ fn shares_blocks(directory: &Path) -> Result<bool> {
 }
 
 fn is_mounted(directory: &Path) -> Result<bool> {
+    let resolved =
+        directory.canonicalize().with_context(|| format!("cannot resolve {}", directory.display()))?;
+    Ok(mounts_at(directory)?.contains(&resolved))
+}
+
+/// What is mounted at the directory or below it, in the order of mounting.
+fn mounts_at(directory: &Path) -> Result<Vec<PathBuf>> {
     let directory =
         directory.canonicalize().with_context(|| format!("cannot resolve {}", directory.display()))?;
     let table = std::fs::read_to_string("/proc/self/mounts").context("cannot read the list of mounts")?;
-    Ok(mount_points(&table).any(|point| Path::new(&point) == directory))
+    Ok(mount_points(&table).map(PathBuf::from).filter(|point| point.starts_with(&directory)).collect())
 }
 
 /// Second column of a mount table, with its octal escapes undone.

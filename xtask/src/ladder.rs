@@ -6,6 +6,7 @@
 use crate::artifacts;
 use crate::check;
 use crate::data_area::Area;
+use crate::interrupted;
 use crate::leftovers;
 use crate::node::{Node, Record};
 use crate::process::{output_of, require_root, run_aloud};
@@ -56,14 +57,15 @@ pub(crate) fn run(project: &Project, options: &Options) -> Result<()> {
     let except = up_instance(project);
     let mut stages = Stages::default();
     let area = test_node::area(project);
-    stages.attempt("clear what an interrupted run left", || clear(project, &area));
-    let before = leftovers::look(project, &except)?;
-
+    let _turn = interrupted::take_turn()?;
     let mut rootfs = None;
     let made = stages.attempt("programs and guest artifacts", || {
         rootfs = Some(artifacts::make(project, &mut Stages::default())?);
         Ok(())
     });
+    // After the build: what other checkouts left is ended by the node's own program, too.
+    stages.attempt("clear what an interrupted run left", || interrupted::clear(project, &area));
+    let before = leftovers::look(project, &except)?;
     if options.wants(CHECKS) {
         stages.attempt(CHECKS, || check::run(project));
     }
@@ -82,7 +84,7 @@ pub(crate) fn run(project: &Project, options: &Options) -> Result<()> {
             with_node(project, &area, &rootfs, options, &mut stages);
         }
     }
-    stages.attempt("end the node, remove the test area", || clear(project, &area));
+    stages.attempt("end the node, remove the test area", || interrupted::clear(project, &area));
     stages.attempt("nothing is left behind", || compare(&before, &leftovers::look(project, &except)?));
     summary(&stages, started)
 }
@@ -120,29 +122,6 @@ fn with_node(project: &Project, area: &Area, rootfs: &Path, options: &Options, s
 fn up_instance(project: &Project) -> String {
     let record = Record::read(&project.work_dir().join("run/node.json"));
     record.filter(Record::is_alive).map_or_else(|| "a".to_owned(), |record| record.instance)
-}
-
-/// Ends the node of this or an interrupted run and everything of its instance, and removes the test area.
-fn clear(project: &Project, area: &Area) -> Result<()> {
-    let record = Record::read(&project.test_dir().join("node.json"));
-    if let Some(record) = &record {
-        record.stop()?;
-    }
-    if project.binary("aenv-node").exists() && record.is_some() {
-        area.prepare_again()?;
-        let purged = test_node::describe(project, Path::new(""), &[])?.purge()?;
-        for line in purged.lines().filter(|line| !line.is_empty()) {
-            say(&format!("    ended {line}"));
-        }
-    }
-    area.release()?;
-    for directory in [area.directory.clone(), project.test_dir()] {
-        if directory.exists() {
-            std::fs::remove_dir_all(&directory)
-                .with_context(|| format!("cannot remove {}", directory.display()))?;
-        }
-    }
-    Ok(())
 }
 
 /// The runner of tests: nextest where it is installed. It always gets the whole workspace and a filter: another choice of

@@ -8,6 +8,7 @@ mod check;
 mod data_area;
 mod fetch;
 mod http;
+mod interrupted;
 mod ladder;
 mod leftovers;
 mod node;

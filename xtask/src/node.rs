@@ -275,7 +275,7 @@ fn base_state(templates: &serde_json::Value) -> BaseState {
 }
 
 /// Start time of a process in clock ticks since boot; none when it does not exist or has ended and waits to be reaped.
-fn start_time(pid: i32) -> Option<u64> {
+pub(crate) fn start_time(pid: i32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name may contain spaces and brackets: fields are counted behind its last bracket.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();

@@ -51,9 +51,9 @@ pub(crate) struct Options {
     /// Memory of the machine in MiB
     #[arg(long, default_value_t = MEMORY_MIB)]
     memory: u32,
-    /// Processors of the machine
-    #[arg(long, default_value_t = PROCESSORS)]
-    processors: u32,
+    /// Processors of the machine; without this as many as the suite wants
+    #[arg(long)]
+    processors: Option<u32>,
     /// A file or directory to bring in: its path here, and its absolute path inside
     #[arg(long = "file", value_name = "HOST:INSIDE")]
     files: Vec<String>,
@@ -109,7 +109,7 @@ pub(crate) fn run_all_suites(project: &Project, extent: Extent) -> Result<()> {
         no_build: true,
         limit: SUITE_LIMIT,
         memory: MEMORY_MIB,
-        processors: PROCESSORS,
+        processors: None,
         files: Vec::new(),
         environment: Vec::new(),
         command: Vec::new(),
@@ -118,13 +118,15 @@ pub(crate) fn run_all_suites(project: &Project, extent: Extent) -> Result<()> {
 }
 
 fn run_suites(project: &Project, stages: &mut Stages, options: &Options) -> Result<()> {
-    let wanted = suites::named(options.suite.as_deref())?;
+    let extent = if options.brief { Extent::Brief } else { Extent::Full };
+    let wanted = suites::named(options.suite.as_deref(), extent)?;
     let mut failed = Vec::new();
     for suite in wanted {
         say(&format!("suite {}: {}", suite.name, suite.purpose));
-        let extent = if options.brief { Extent::Brief } else { Extent::Full };
         let (command, programs) = suite.prepare(project, stages, extent)?;
-        let code = run_job(project, stages, &options.job(suite.name, command, programs)?)?;
+        let mut job = options.job(suite.name, command, programs)?;
+        job.processors = options.processors.unwrap_or(suite.processors);
+        let code = run_job(project, stages, &job)?;
         if code != 0 {
             failed.push(format!("{} (exit code {code})", suite.name));
         }
@@ -172,7 +174,7 @@ impl Options {
             files,
             limit: Duration::from_secs(self.limit),
             memory_mib: self.memory,
-            processors: self.processors,
+            processors: self.processors.unwrap_or(PROCESSORS),
         })
     }
 }

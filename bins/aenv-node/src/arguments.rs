@@ -155,6 +155,9 @@ pub(crate) struct ServeOptions {
     /// Sandboxes that may be starting cold at once; by default one more than there are processors
     #[arg(long, env = "AENV_MAX_STARTING")]
     pub(crate) max_starting: Option<usize>,
+    /// Seconds that a cold create may wait for its turn before it is refused
+    #[arg(long, env = "AENV_START_WAIT_SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub(crate) start_wait_seconds: u32,
     /// Longest life time a client may ask for, in hours
     #[arg(long, env = "AENV_MAX_TIMEOUT_HOURS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=8760))]
     pub(crate) max_timeout_hours: u32,
@@ -215,6 +218,7 @@ mod tests {
             ("--instance", "too-long"),
             ("--subnet", "100.64.0.0"),
             ("--max-timeout-hours", "0"),
+            ("--start-wait-seconds", "0"),
             ("--disk-bytes-per-second", "0"),
             ("--driver", "xen"),
         ] {

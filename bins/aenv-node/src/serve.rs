@@ -123,6 +123,7 @@ fn orchestrator_settings(options: &ServeOptions, guest: GuestArtifacts) -> Resul
         Some(number) => number,
         None => std::thread::available_parallelism().context("cannot count processors")?.get() + 1,
     };
+    settings.deadlines.queue = Duration::from_secs(u64::from(options.start_wait_seconds));
     settings.max_timeout = max_timeout(options);
     settings.min_free_bytes = options.min_free_mib.saturating_mul(1 << 20);
     Ok(settings)
