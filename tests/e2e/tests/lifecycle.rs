@@ -107,7 +107,7 @@ async fn twenty_concurrent_creates_succeed() {
         .map(|_| {
             let client = client.clone();
             tokio::spawn(
-                async move { client.create(300, &json!({ "metadata": { "test": "twenty" } })).await },
+                async move { client.create(900, &json!({ "metadata": { "test": "twenty" } })).await },
             )
         })
         .collect();
