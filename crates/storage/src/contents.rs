@@ -1,8 +1,9 @@
-//! What can be read and written here, as three contracts that all else is built from.
+//! What can be read and written here, as contracts that all else is built from.
 //!
 //! ```text
 //! Blob          stored bytes: a local file, later a remote object           who: layer readers
 //!   └─ Image    an immutable virtual disk or memory: layers, chains          who: tops, memory exports
+//!        ├─ Delta         an image that knows what it changed of the one below it   who: the writer of layers
 //!        └─ BlockDevice   a writable disk: a chain with a private top        who: FUSE and ublk exports
 //! ```
 //! Owns nothing. All calls block, may be made from any number of threads at once, and never panic on what they read.
@@ -46,6 +47,34 @@ pub trait Image: Debug + Send + Sync + 'static {
     /// # Errors
     /// As [`Image::read_at`].
     fn next_data(&self, offset: u64) -> Result<Option<std::ops::Range<u64>>, StorageError>;
+}
+
+/// What a change made of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// Something was written there.
+    Data,
+    /// It was made to read as zeros.
+    Zeros,
+}
+
+/// A range that hides what lies below it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// In bytes.
+    pub range: std::ops::Range<u64>,
+    /// What is there now.
+    pub kind: ChangeKind,
+}
+
+/// An image that stands on another one and knows what it changed. It reads as the whole: its changes, and what lies below
+/// everywhere else.
+pub trait Delta: Image {
+    /// The first change at or after `offset`: a change that begins before and reaches over `offset` is cut there.
+    ///
+    /// # Errors
+    /// As [`Image::read_at`].
+    fn next_change(&self, offset: u64) -> Result<Option<Change>, StorageError>;
 }
 
 /// A writable disk. After [`BlockDevice::flush`] has returned, everything whose write had returned before the flush began

@@ -8,10 +8,17 @@
 //! | [`Disk`] | raw, sparse, of the disk's size | cloned from a base, written by one VM, removed with it |
 //! | [`MemoryImage`] | flat, sparse, of the guest's memory size | written once, sealed, mapped privately by any number of VMs |
 
+pub mod blob;
+pub mod chain;
+pub mod commit;
 mod contents;
+pub mod index;
+pub mod layer;
+pub mod lsmt;
+pub mod merge;
 mod raw_file;
 
-pub use contents::{BLOCK_BYTES, Blob, BlockDevice, Image};
+pub use contents::{BLOCK_BYTES, Blob, BlockDevice, Change, ChangeKind, Delta, Image};
 use raw_file::RawFile;
 use std::path::{Path, PathBuf};
 

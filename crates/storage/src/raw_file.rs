@@ -75,7 +75,7 @@ fn remove(path: &Path) -> Result<(), StorageError> {
     }
 }
 
-fn failed(action: &'static str, path: &Path, source: io::Error) -> StorageError {
+pub(crate) fn failed(action: &'static str, path: &Path, source: io::Error) -> StorageError {
     let path = path.to_owned();
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StorageError::NoSpace { path },
