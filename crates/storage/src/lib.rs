@@ -9,16 +9,22 @@
 //! | [`MemoryImage`] | flat, sparse, of the guest's memory size | written once, sealed, mapped privately by any number of VMs |
 
 pub mod blob;
+pub mod cache;
 pub mod chain;
 pub mod commit;
 mod contents;
 pub mod index;
 pub mod layer;
 pub mod lsmt;
+mod memory_blob;
 pub mod merge;
+pub mod open;
 mod raw_file;
+pub mod tar_wrap;
+pub mod zfile;
 
 pub use contents::{BLOCK_BYTES, Blob, BlockDevice, Change, ChangeKind, Delta, Image};
+pub use memory_blob::MemoryBlob;
 use raw_file::RawFile;
 use std::path::{Path, PathBuf};
 
