@@ -4,12 +4,15 @@
 //! file ─▶ tar archive? ─yes▶ its one file ─▶ zfile? ─yes▶ its uncompressed bytes ─▶ layer
 //!             └─no────────────────▲            └─no──────────────────▲
 //! ```
-//! Each wrapping is taken off at most once, in this order, so nothing can nest without end. Owns no state. Must not know
-//! what a layer is: what remains may be anything.
+//! Each wrapping is taken off at most once, in this order, so nothing can nest without end. Owns no state.
+//! What remains may be anything: only [`Layer`] judges it.
 
+use crate::blob::FileBlob;
 use crate::cache::BlockCache;
+use crate::layer::Layer;
 use crate::zfile::{ZFile, ZFileInfo, has_magic};
 use crate::{Blob, StorageError, tar_wrap};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Bytes that are enough to recognise a zfile.
@@ -63,6 +66,16 @@ pub fn open_layer_blob(blob: Arc<dyn Blob>, cache: &Arc<BlockCache>) -> Result<A
     Ok(unwrap_layer(blob, cache)?.blob)
 }
 
+impl Layer {
+    /// Opens a sealed layer that is stored in a file, whatever it is wrapped in. Reads its index.
+    ///
+    /// # Errors
+    /// As [`open_layer_blob`] and [`Layer::from_blob`].
+    pub fn open(path: &Path, cache: &Arc<BlockCache>) -> Result<Arc<Self>, StorageError> {
+        Self::from_blob(open_layer_blob(Arc::new(FileBlob::open(path)?), cache)?)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,7 +109,7 @@ mod tests {
             (layer.clone(), false, false, layer.clone()),
             (zfile.clone(), false, true, layer.clone()),
             (tar.clone(), true, false, layer.clone()),
-            (both.clone(), true, true, layer.clone()),
+            (both.clone(), true, true, layer),
             // The wrong order, and one too many, are not followed.
             (compressed(&tar), false, true, tar),
             (compressed(&zfile), false, true, zfile),
