@@ -1,4 +1,4 @@
-//! Blobs that need nothing else: a file of this machine, and bytes in memory.
+//! The blob that needs nothing else: a file of this machine.
 //!
 //! Owns the open file. Must not know what the bytes mean; where a file may be short is for the reader of its format to
 //! say.
@@ -70,37 +70,6 @@ impl Blob for FileBlob {
     }
 }
 
-/// Bytes in memory.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MemoryBlob {
-    name: String,
-    bytes: Vec<u8>,
-}
-
-impl MemoryBlob {
-    /// A blob of these bytes, called `name` in messages.
-    pub fn new(name: impl Into<String>, bytes: impl Into<Vec<u8>>) -> Self {
-        Self { name: name.into(), bytes: bytes.into() }
-    }
-}
-
-impl Blob for MemoryBlob {
-    fn stored_size(&self) -> u64 {
-        self.bytes.len() as u64
-    }
-
-    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), StorageError> {
-        let range = check_range(|| self.name(), self.stored_size(), offset, buffer.len() as u64)?;
-        // Both ends are at most the length of the bytes, which is a `usize`.
-        buffer.copy_from_slice(&self.bytes[range.start as usize..range.end as usize]);
-        Ok(())
-    }
-
-    fn name(&self) -> String {
-        self.name.clone()
-    }
-}
-
 /// The range as such when it lies in something of `size` bytes.
 pub(crate) fn check_range(
     name: impl FnOnce() -> String,
@@ -123,18 +92,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("blob");
         std::fs::write(&path, b"0123456789").unwrap();
-        let blobs: [Box<dyn Blob>; 2] =
-            [Box::new(FileBlob::open(&path).unwrap()), Box::new(MemoryBlob::new("memory", *b"0123456789"))];
-        for blob in blobs {
-            let mut buffer = [0; 4];
-            blob.read_exact_at(&mut buffer, 6).unwrap();
-            assert_eq!(&buffer, b"6789");
-            blob.read_exact_at(&mut [], 10).unwrap();
-            for offset in [7, 10, 11, u64::MAX - 3, u64::MAX] {
-                let error = blob.read_exact_at(&mut buffer, offset).unwrap_err();
-                assert!(matches!(error, StorageError::OutOfRange { size: 10, .. }), "{error}");
-                assert!(error.to_string().contains(&blob.name()), "{error}");
-            }
+        let blob = FileBlob::open(&path).unwrap();
+        let mut buffer = [0; 4];
+        blob.read_exact_at(&mut buffer, 6).unwrap();
+        assert_eq!(&buffer, b"6789");
+        blob.read_exact_at(&mut [], 10).unwrap();
+        for offset in [7, 10, 11, u64::MAX - 3, u64::MAX] {
+            let error = blob.read_exact_at(&mut buffer, offset).unwrap_err();
+            assert!(matches!(error, StorageError::OutOfRange { size: 10, .. }), "{error}");
+            assert!(error.to_string().contains(&blob.name()), "{error}");
         }
         assert!(FileBlob::open(directory.path()).is_err());
     }

@@ -6,9 +6,6 @@
 //! ```
 //! The virtual size is that of the topmost layer that has one. Owns the merged index; shares the layers. Must not write.
 
-#[cfg(test)]
-mod tests;
-
 use crate::StorageError;
 use crate::blob::check_range;
 use crate::contents::{Change, ChangeKind, Delta, Image};

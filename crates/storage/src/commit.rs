@@ -7,9 +7,6 @@
 //! ```
 //! Owns a buffer, and the new file until it has its name. Must not remove what it replaces.
 
-#[cfg(test)]
-mod tests;
-
 use crate::StorageError;
 use crate::chain::LayerChain;
 use crate::contents::{BLOCK_BYTES, Change, ChangeKind, Delta, Image};
@@ -149,7 +146,7 @@ fn check(size: u64, options: &LayerOptions, name: &Path) -> Result<(), StorageEr
             options.user_tag.len()
         ));
     }
-    if size == 0 || size % SECTOR_BYTES != 0 || size > SECTOR_LIMIT * SECTOR_BYTES {
+    if size == 0 || !size.is_multiple_of(SECTOR_BYTES) || size > SECTOR_LIMIT * SECTOR_BYTES {
         return unsupported(format!(
             "its virtual size is {size} bytes, which is not a positive multiple of {SECTOR_BYTES} up to {}",
             SECTOR_LIMIT * SECTOR_BYTES
@@ -241,20 +238,23 @@ impl Commit<'_> {
             }
             Source::Delta(_, Below::Image(below)) => below,
         };
+        // Layers may have data behind their chain's end, which shows when the disk grows.
+        let known_end = below.size() - below.size() % self.granularity;
+        let hidden = range.start.max(known_end.min(range.end))..range.end;
         let mut position = range.start;
-        while position < range.end.min(below.size())
+        while position < hidden.start
             && let Some(data) = below.next_data(position)?
         {
             let start = data.start.max(position);
             let start = start - start % self.granularity;
-            if start >= range.end {
+            if start >= hidden.start {
                 break;
             }
-            let end = data.end.max(start + 1).next_multiple_of(self.granularity).min(range.end);
+            let end = data.end.max(start + 1).next_multiple_of(self.granularity).min(hidden.start);
             self.writer.zeros(start, end - start)?;
             position = end;
         }
-        Ok(())
+        self.writer.zeros(hidden.start, hidden.end - hidden.start)
     }
 }
 

@@ -12,18 +12,31 @@
 mod tests;
 
 use crate::lsmt::{MAXIMUM_LENGTH, Mapping, SECTOR_LIMIT, STORED_LIMIT};
+use std::fmt;
 use std::ops::Range;
 
 const LENGTH_BITS: u32 = 14;
+/// Mappings that are shown to people who debug.
+const SHOWN_MAPPINGS: usize = 32;
+const TAG_SHIFT: u32 = 56;
+const TAG_MASK: u64 = 0xff << TAG_SHIFT;
 /// Mappings between two samples: eight cache lines of places.
 const SAMPLE_STEP: usize = 64;
 
 /// Sorted, disjoint mappings.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Index {
     places: Vec<u64>,
     targets: Vec<u64>,
     sample: Vec<u64>,
+}
+
+/// Shows the first mappings only: there may be millions.
+impl fmt::Debug for Index {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} mappings ", self.len())?;
+        formatter.debug_list().entries(self.iter().take(SHOWN_MAPPINGS)).finish()
+    }
 }
 
 /// What a run of sectors holds.
@@ -90,10 +103,42 @@ impl Index {
         let first = block.saturating_sub(1) * SAMPLE_STEP;
         let window = &self.places[first..self.places.len().min(first + SAMPLE_STEP)];
         let behind = first + window.partition_point(|place| *place <= key);
-        match behind.checked_sub(1).and_then(|number| self.get(number)) {
-            Some(mapping) if mapping.end() > sector => behind - 1,
+        // Not the whole mapping: its target would be one more miss of the cache.
+        match behind.checked_sub(1).and_then(|number| self.places.get(number)) {
+            Some(place) if end_of(*place) > sector => behind - 1,
             _ => behind,
         }
+    }
+
+    /// The same up to sector `end`, with another tag.
+    pub(crate) fn retagged(&self, tag: u8, end: u64) -> Self {
+        let count = self.places.partition_point(|place| place >> LENGTH_BITS < end);
+        let (places, targets) = (&self.places[..count], &self.targets[..count]);
+        let tag_bits = u64::from(tag) << TAG_SHIFT;
+        let mut builder = IndexBuilder {
+            places: places.to_vec(),
+            targets: targets.iter().map(|target| target & !TAG_MASK | tag_bits).collect(),
+        };
+        if let Some(last) = builder.places.last_mut() {
+            let offset = *last >> LENGTH_BITS;
+            let length = (*last & MAXIMUM_LENGTH).min(end - offset);
+            *last = offset << LENGTH_BITS | length;
+        }
+        builder.finish()
+    }
+
+    /// Number of the first mapping from `number` on that begins at `sector` or behind. Takes time in proportion to the
+    /// logarithm of the distance.
+    pub(crate) fn first_from(&self, number: usize, sector: u64) -> usize {
+        let before =
+            |number: usize| self.places.get(number).is_some_and(|place| place >> LENGTH_BITS < sector);
+        let (mut known, mut step) = (number, 1);
+        while before(known + step - 1) {
+            known += step;
+            step *= 2;
+        }
+        let window = self.places.get(known..self.len().min(known + step)).unwrap_or_default();
+        known + window.partition_point(|place| place >> LENGTH_BITS < sector)
     }
 
     /// What a range of sectors holds, in order, without gaps; where nothing is mapped a segment is as long as possible.
@@ -176,6 +221,24 @@ impl IndexBuilder {
         Ok(())
     }
 
+    /// Adds mappings of an index, by their numbers, behind all others.
+    ///
+    /// # Errors
+    /// As [`IndexBuilder::push`].
+    pub(crate) fn extend(&mut self, index: &Index, numbers: Range<usize>) -> Result<(), String> {
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        // Those of an index are in order: only the first may come too early.
+        if let Some(first) = index.get(numbers.start) {
+            self.push(first)?;
+        }
+        let rest = numbers.start + 1..numbers.end;
+        self.places.extend_from_slice(index.places.get(rest.clone()).unwrap_or_default());
+        self.targets.extend_from_slice(index.targets.get(rest).unwrap_or_default());
+        Ok(())
+    }
+
     /// Number of mappings so far.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -197,6 +260,11 @@ impl IndexBuilder {
 
     /// First sector behind the last mapping.
     pub(crate) fn end(&self) -> u64 {
-        self.places.last().map_or(0, |place| (place >> LENGTH_BITS) + (place & MAXIMUM_LENGTH))
+        self.places.last().map_or(0, |place| end_of(*place))
     }
+}
+
+/// First sector behind the mapping of this place.
+fn end_of(place: u64) -> u64 {
+    (place >> LENGTH_BITS) + (place & MAXIMUM_LENGTH)
 }

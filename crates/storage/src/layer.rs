@@ -1,10 +1,10 @@
 //! One immutable layer: a blob and the index of what is in it.
 //!
 //! ```text
-//! committed        written as a whole                   ┐ `Layer::from_blob`; missing data is damage
-//! sealed in place  a log pair that got index and trailer ┘
-//! log-structured   data and a log, still writable        ┐ `Layer::from_log`, `Layer::from_sparse`: nobody may write
-//! sparse           one sparse file, still writable       ┘ them meanwhile; missing data at the end reads as zeros
+//! committed        written as a whole                      ┐ `Layer::open`, `Layer::from_blob`:
+//! sealed in place  a log pair that got index and trailer   ┘ missing data is damage
+//! log-structured   data and a log, still writable          ┐ `Layer::from_log`, `Layer::from_sparse`: nobody may write
+//! sparse           one sparse file, still writable         ┘ them meanwhile; missing data at the end reads as zeros
 //! ```
 //! Owns the index. Must not know what lies above or below it.
 

@@ -1,7 +1,7 @@
 //! One index for a whole stack of layers: every sector is mapped by the topmost layer that maps it.
 //!
-//! To lay one index over another is associative, so a stack is halved again and again and every mapping is copied once a
-//! level: the time is that of (mappings in all layers) × log2(layers), whatever they look like.
+//! To lay one index over another is associative, so a stack is halved again and again, by the number of mappings: a
+//! mapping of a large layer is copied a few times, one of a small layer at most once a halving.
 //! ```text
 //! upper    ███   ░░░      ██          ░ zeroed: hides, like data
 //! lower  ████████████   ████
@@ -13,7 +13,7 @@
 mod tests;
 
 use crate::index::{Index, IndexBuilder};
-use crate::lsmt::{Mapping, SECTOR_LIMIT};
+use crate::lsmt::SECTOR_LIMIT;
 
 /// Mappings a merged index may have: 512 MiB of memory.
 pub const MAXIMUM_MAPPINGS: usize = 1 << 25;
@@ -36,14 +36,10 @@ fn merge_from(layers: &[&Index], bottom: usize, end: u64) -> Result<Index, Strin
         [] => Ok(Index::default()),
         [layer] => {
             let tag = u8::try_from(bottom).map_err(|_| format!("layer {bottom} is one too many"))?;
-            let mut builder = IndexBuilder::with_capacity(layer.len());
-            for mapping in layer.iter().map_while(|mapping| mapping.clip(0, end)) {
-                push(&mut builder, Mapping { tag, ..mapping })?;
-            }
-            Ok(builder.finish())
+            Ok(layer.retagged(tag, end))
         }
         _ => {
-            let (lower, upper) = layers.split_at(layers.len() / 2);
+            let (lower, upper) = layers.split_at(middle(layers));
             let upper = merge_from(upper, bottom + lower.len(), end)?;
             let lower = merge_from(lower, bottom, end)?;
             lay_over(&upper, &lower)
@@ -51,37 +47,64 @@ fn merge_from(layers: &[&Index], bottom: usize, end: u64) -> Result<Index, Strin
     }
 }
 
+/// Where to split two layers or more, so that both parts have about as many mappings: a large one is copied seldom.
+fn middle(layers: &[&Index]) -> usize {
+    let total: usize = layers.iter().map(|layer| layer.len()).sum();
+    let mut below = 0;
+    let fits = |layer: &&&Index| {
+        below += layer.len();
+        // Half of the next layer at most may lie on the wrong side.
+        2 * below <= total + layer.len()
+    };
+    layers.iter().take_while(fits).count().clamp(1, layers.len() - 1)
+}
+
 /// All of `upper`, and of `lower` what `upper` does not hide.
 fn lay_over(upper: &Index, lower: &Index) -> Result<Index, String> {
-    if upper.is_empty() {
-        return Ok(lower.clone());
-    }
     let mut builder =
         IndexBuilder::with_capacity(upper.len().saturating_add(lower.len()).min(MAXIMUM_MAPPINGS));
     // The first mapping of `lower` of which something may still show, and the first sector that is not decided.
     let (mut number, mut position) = (0, 0);
     for hiding in upper.iter().map(Some).chain([None]) {
         let gap_end = hiding.map_or(SECTOR_LIMIT, |mapping| mapping.offset);
-        while let Some(below) = lower.get(number).filter(|below| below.offset < gap_end) {
-            if let Some(shown) = below.clip(position, gap_end) {
-                push(&mut builder, shown)?;
-            }
-            if below.end() > gap_end {
-                break;
-            }
-            number += 1;
-        }
+        number = fill_gap(&mut builder, lower, number, position, gap_end)?;
         if let Some(mapping) = hiding {
-            push(&mut builder, mapping)?;
+            builder.push(mapping)?;
             position = mapping.end();
+        }
+        if builder.len() > MAXIMUM_MAPPINGS {
+            return Err(format!("its layers together need more than {MAXIMUM_MAPPINGS} mappings"));
         }
     }
     Ok(builder.finish())
 }
 
-fn push(builder: &mut IndexBuilder, mapping: Mapping) -> Result<(), String> {
-    if builder.len() >= MAXIMUM_MAPPINGS {
-        return Err(format!("its layers together need more than {MAXIMUM_MAPPINGS} mappings"));
+/// Adds what `lower` has from sector `start` to `end`, which begins with mapping `number` or later. Returns the first
+/// mapping of which something lies behind `end`.
+fn fill_gap(
+    builder: &mut IndexBuilder,
+    lower: &Index,
+    mut number: usize,
+    start: u64,
+    end: u64,
+) -> Result<usize, String> {
+    while lower.get(number).is_some_and(|mapping| mapping.end() <= start) {
+        number += 1;
     }
-    builder.push(mapping)
+    let behind = lower.first_from(number, end);
+    if behind == number {
+        return Ok(number);
+    }
+    let last = behind - 1;
+    // Only the first and the last one can reach over the ends.
+    if let Some(shown) = lower.get(number).and_then(|mapping| mapping.clip(start, end)) {
+        builder.push(shown)?;
+    }
+    if number < last {
+        builder.extend(lower, number + 1..last)?;
+        if let Some(shown) = lower.get(last).and_then(|mapping| mapping.clip(start, end)) {
+            builder.push(shown)?;
+        }
+    }
+    Ok(if lower.get(last).is_some_and(|mapping| mapping.end() > end) { last } else { behind })
 }

@@ -79,7 +79,7 @@ impl Header {
             return Err(Fault::Unsupported(format!("has version {}.{}, not 1", block[132], block[133])));
         }
         let virtual_size = number(&block[48..56]);
-        if virtual_size > SECTOR_LIMIT * SECTOR_BYTES || virtual_size % SECTOR_BYTES != 0 {
+        if virtual_size > SECTOR_LIMIT * SECTOR_BYTES || !virtual_size.is_multiple_of(SECTOR_BYTES) {
             return Err(Fault::Damaged(format!(
                 "has a virtual size of {virtual_size} bytes, which is not a multiple of {SECTOR_BYTES} up to {}",
                 SECTOR_LIMIT * SECTOR_BYTES
@@ -200,8 +200,8 @@ mod tests {
             block[at..at + bytes.len()].copy_from_slice(bytes);
             Header::decode(&block)
         };
-        for at in 0..24 {
-            assert!(matches!(with(at, &[good[at] ^ 1]), Err(Fault::Damaged(_))), "byte {at}");
+        for (at, byte) in good.iter().enumerate().take(24) {
+            assert!(matches!(with(at, &[byte ^ 1]), Err(Fault::Damaged(_))), "byte {at}");
         }
         assert!(matches!(with(24, &391_u32.to_le_bytes()), Err(Fault::Damaged(_))));
         assert!(matches!(with(132, &[2]), Err(Fault::Unsupported(_))));
