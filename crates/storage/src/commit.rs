@@ -259,7 +259,7 @@ impl Commit<'_> {
 }
 
 /// Whether all bytes are zero. Looks at 64 at once, and stops at the first that are not.
-fn is_zero(bytes: &[u8]) -> bool {
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     let (chunks, rest) = bytes.as_chunks::<64>();
     chunks.iter().all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
         && rest.iter().all(|byte| *byte == 0)

@@ -20,6 +20,8 @@ mod memory_blob;
 pub mod merge;
 pub mod open;
 mod raw_file;
+pub mod raw_image;
+pub mod stored_form;
 pub mod tar_wrap;
 pub mod zfile;
 

@@ -35,6 +35,25 @@ impl Unwrapped {
     pub fn compression(&self) -> Option<ZFileInfo> {
         self.zfile.as_ref().map(|zfile| zfile.info())
     }
+
+    /// Reads everything once, so that every checksum there is was looked at; `progress` gets the bytes of each piece.
+    ///
+    /// # Errors
+    /// The first damage that is found, or the blob's error.
+    pub fn verify(&self, mut progress: impl FnMut(u64)) -> Result<(), StorageError> {
+        if let Some(zfile) = &self.zfile {
+            return zfile.verify(progress);
+        }
+        let mut buffer = vec![0; 1 << 20];
+        let (size, mut place) = (self.blob.stored_size(), 0);
+        while place < size {
+            let count = (size - place).min(buffer.len() as u64);
+            self.blob.read_exact_at(&mut buffer[..count as usize], place)?;
+            progress(count);
+            place += count;
+        }
+        Ok(())
+    }
 }
 
 /// Takes the wrappings off and says which there were.

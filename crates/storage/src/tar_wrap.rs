@@ -211,28 +211,40 @@ fn size_record(size: u64) -> String {
     format!("{length}{rest}")
 }
 
-/// Writes the archive around a payload that `write` writes: room for the headers first, the headers at the end, when the
-/// size is known. The output is left at the end of the archive. Returns what `write` returned.
-///
-/// # Errors
-/// Those of `write` and of the output.
-pub fn wrap_with<W: Write + Seek, T>(
-    output: &mut W,
-    write: impl FnOnce(&mut W) -> io::Result<T>,
-) -> io::Result<T> {
-    let start = output.stream_position()?;
-    output.write_all(&[0; PREFIX_BYTES])?;
-    let result = write(output)?;
-    let end = output.stream_position()?;
-    let size = end
-        .checked_sub(start + PREFIX_BYTES as u64)
-        .ok_or_else(|| io::Error::other("what was wrapped ends before its start"))?;
-    output.write_all(&suffix(size))?;
-    let archive_end = output.stream_position()?;
-    output.seek(SeekFrom::Start(start))?;
-    output.write_all(&prefix(size)?)?;
-    output.seek(SeekFrom::Start(archive_end))?;
-    Ok(result)
+/// An archive whose payload is being written: the headers, which have its size, are written at the end.
+#[derive(Debug)]
+#[must_use = "without its headers it is no archive"]
+pub struct Wrapping {
+    start: u64,
+}
+
+impl Wrapping {
+    /// Leaves room for the headers at the output's present position. The payload follows.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub fn begin(output: &mut (impl Write + Seek)) -> io::Result<Self> {
+        let start = output.stream_position()?;
+        output.write_all(&[0; PREFIX_BYTES])?;
+        Ok(Self { start })
+    }
+
+    /// Ends the payload where the output stands. The output is left at the end of the archive.
+    ///
+    /// # Errors
+    /// Those of the output, and when it stands before the payload's start.
+    pub fn finish(self, output: &mut (impl Write + Seek)) -> io::Result<()> {
+        let end = output.stream_position()?;
+        let size = end
+            .checked_sub(self.start + PREFIX_BYTES as u64)
+            .ok_or_else(|| io::Error::other("what was wrapped ends before its start"))?;
+        output.write_all(&suffix(size))?;
+        let archive_end = output.stream_position()?;
+        output.seek(SeekFrom::Start(self.start))?;
+        output.write_all(&prefix(size)?)?;
+        output.seek(SeekFrom::Start(archive_end))?;
+        Ok(())
+    }
 }
 
 /// Writes the archive around a blob. Returns its length in bytes.

@@ -7,6 +7,10 @@
 //! The corpus of the fuzzers is run too. Memory is bounded by a limit of the process, which an allocation of a size that
 //! was only claimed exceeds.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::print_stdout, reason = "a test run shows how many mutations were accepted")]
+
+#[expect(unreachable_pub, reason = "it is a crate of its own where it is fuzzed")]
 #[path = "../../../fuzz/src/lib.rs"]
 mod entry_points;
 mod mutation;

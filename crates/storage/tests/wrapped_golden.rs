@@ -3,6 +3,8 @@
 //! Owns nothing but what it reads. The expected bytes are those that overlaybd stored, and the checksum of the image that
 //! its tools made of both layers.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use aenv_storage::cache::BlockCache;
 use aenv_storage::chain::LayerChain;
 use aenv_storage::layer::Layer;

@@ -51,8 +51,10 @@ fn the_tar_library_reads_what_we_write() {
 fn a_payload_of_unknown_size_is_wrapped_in_place() {
     let mut output = Cursor::new(b"before".to_vec());
     output.seek(SeekFrom::End(0)).unwrap();
-    let answer = wrap_with(&mut output, |output| output.write_all(&[9; 777]).map(|()| 42)).unwrap();
-    assert_eq!(answer, 42);
+    let wrapping = Wrapping::begin(&mut output).unwrap();
+    output.write_all(&[9; 777]).unwrap();
+    wrapping.finish(&mut output).unwrap();
+    assert_eq!(output.position(), output.get_ref().len() as u64);
     let bytes = output.into_inner();
     assert_eq!(bytes[..6], *b"before");
     assert_eq!(bytes[6..], wrapped(&[9; 777]));

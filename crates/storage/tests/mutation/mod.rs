@@ -43,7 +43,7 @@ const FIELDS: [usize; 22] =
 
 /// What is around the bytes of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wrapping {
+pub(crate) enum Wrapping {
     None,
     ZFile,
     Tar,
@@ -52,18 +52,18 @@ pub enum Wrapping {
 
 impl Wrapping {
     /// Whether all content has checksums.
-    pub fn is_compressed(self) -> bool {
+    pub(crate) fn is_compressed(self) -> bool {
         matches!(self, Self::ZFile | Self::ZFileInTar)
     }
 
     /// Whether anything has.
-    pub fn has_checksums(self) -> bool {
+    pub(crate) fn has_checksums(self) -> bool {
         self != Self::None
     }
 }
 
 /// Changes a few things.
-pub fn mutate(random: &mut StdRng, bytes: &mut Vec<u8>, other: &[u8]) {
+pub(crate) fn mutate(random: &mut StdRng, bytes: &mut Vec<u8>, other: &[u8]) {
     for _ in 0..random.random_range(1..=3) {
         if bytes.is_empty() {
             return;
@@ -143,7 +143,7 @@ fn range(random: &mut StdRng, length: usize) -> Range<usize> {
 }
 
 /// Makes all checksums right that can be found.
-pub fn fix_checksums(bytes: &mut [u8], wrapping: Wrapping) {
+pub(crate) fn fix_checksums(bytes: &mut [u8], wrapping: Wrapping) {
     let mut payload = 0..bytes.len();
     if matches!(wrapping, Wrapping::Tar | Wrapping::ZFileInTar) {
         for start in [0, 2 * TAR_BLOCK] {
