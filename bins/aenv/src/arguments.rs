@@ -3,7 +3,7 @@
 //! Owns no state. Values are checked here as far as that needs no I/O; what they mean is decided in `commands`.
 
 use aenv_protocol::ids::SandboxId;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -81,6 +81,84 @@ pub(crate) enum Command {
     Inspect(InspectArguments),
     /// Examine this machine, the API and the key, and say what to do about what is wrong
     Doctor,
+    /// Look at layer files of this machine, take images out of them, make new ones; needs no node
+    #[command(subcommand)]
+    Layer(LayerCommand),
+}
+
+/// Commands about layer files.
+#[derive(Debug, Subcommand)]
+pub(crate) enum LayerCommand {
+    /// Show what layer files say of themselves
+    Info(LayerInfoArguments),
+    /// Read layer files to their end: every checksum and every mapping
+    ///
+    /// Prints one line per file. Ends with 1 if any is damaged, with the place of the damage. Without compression a
+    /// layer has no checksums: then only what can be told from its structure is found.
+    Verify(LayerVerifyArguments),
+    /// Write the image that layers show together into a raw, sparse file
+    ///
+    /// Every checksum of every layer is looked at first, of data that other layers hide too. On any damage the command
+    /// ends with 1 and leaves no file.
+    Export(LayerExportArguments),
+    /// Make a sealed layer of a raw image
+    ///
+    /// Holes and blocks of zeros are not stored. The layer can be read by overlaybd's tools too.
+    Import(LayerImportArguments),
+}
+
+/// Arguments of `layer info`.
+#[derive(Debug, Args)]
+pub(crate) struct LayerInfoArguments {
+    /// Layer files: plain, compressed, or in an archive
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+}
+
+/// Arguments of `layer verify`.
+#[derive(Debug, Args)]
+pub(crate) struct LayerVerifyArguments {
+    /// Layer files: plain, compressed, or in an archive
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+}
+
+/// Arguments of `layer export`.
+#[derive(Debug, Args)]
+pub(crate) struct LayerExportArguments {
+    /// File to write; replaced if it exists
+    #[arg(long, short = 'o', value_name = "RAW")]
+    pub(crate) output: PathBuf,
+    /// Layer files, from the bottom of the stack to its top
+    #[arg(required = true, value_name = "BOTTOM … TOP")]
+    pub(crate) layers: Vec<PathBuf>,
+}
+
+/// Arguments of `layer import`.
+#[derive(Debug, Args)]
+pub(crate) struct LayerImportArguments {
+    /// Raw image; may be sparse
+    pub(crate) raw: PathBuf,
+    /// Layer file to write; replaced if it exists
+    #[arg(long, short = 'o', value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// How to compress it
+    #[arg(long, value_enum, default_value_t = LayerCompression::Lz4)]
+    pub(crate) compression: LayerCompression,
+    /// Put it into a tar archive, as registries want it
+    #[arg(long)]
+    pub(crate) tar: bool,
+}
+
+/// Compression of a layer file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LayerCompression {
+    /// Not at all: largest, read without a cache, no checksums
+    None,
+    /// Fast to read
+    Lz4,
+    /// Smallest
+    Zstd,
 }
 
 /// Commands about templates.

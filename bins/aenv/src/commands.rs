@@ -6,6 +6,7 @@ pub(crate) mod doctor;
 pub(crate) mod exec;
 pub(crate) mod files;
 pub(crate) mod inspect;
+pub(crate) mod layer;
 pub(crate) mod list;
 pub(crate) mod remove;
 pub(crate) mod start;

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! arguments ─▶ settings ─▶ commands/* ─▶ { api_client (the node's API), envd_client (one sandbox) } ─▶ transport
+//!                              ├──▶ the storage engine (`layer …`: files of this machine)
 //!                              └──▶ output (results, words)        failure ─▶ exit code
 //! ```
 //!
@@ -57,6 +58,11 @@ async fn run(arguments: Arguments, printer: Printer) -> Exit {
 
 async fn dispatch(arguments: Arguments, printer: Printer) -> Result<Exit, Failure> {
     let Arguments { global, command } = arguments;
+    // Files of this machine need no node, no key and no settings.
+    let command = match command {
+        Command::Layer(command) => return commands::layer::run(printer, command).await,
+        command => command,
+    };
     let overrides =
         Overrides { api_key: global.api_key, api_url: global.api_url, sandbox_url: global.sandbox_url };
     let context = Context {
@@ -76,5 +82,6 @@ async fn dispatch(arguments: Arguments, printer: Printer) -> Result<Exit, Failur
         Command::Download(arguments) => commands::files::download(&context, arguments).await,
         Command::Inspect(arguments) => commands::inspect::run(&context, arguments).await,
         Command::Doctor => commands::doctor::run(&context).await,
+        Command::Layer(command) => commands::layer::run(printer, command).await,
     }
 }

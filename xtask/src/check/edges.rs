@@ -1,7 +1,7 @@
 //! Which package of the workspace may use which. Owns the table; a new edge is a decision and belongs into it.
 //!
 //! ```text
-//! node ─▶ api ─▶ orchestrator ─▶ {vmm, network, storage} ─▶ sys      cli ─▶ protocol      envd ─▶ {protocol, sys}
+//! node ─▶ api ─▶ orchestrator ─▶ {vmm, network, storage} ─▶ sys      cli ─▶ {protocol, storage}      envd ─▶ {protocol, sys}
 //! ```
 
 use super::Finding;
@@ -29,7 +29,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "aenv-vmm",
         ],
     ),
-    ("aenv", &["aenv-protocol"]),
+    // Layer files are looked at with no node: docs/decisions/2026-11-30-cli-reads-layers.md
+    ("aenv", &["aenv-protocol", "aenv-storage"]),
     // PID 1 of a guest needs modules, clock and random pool: docs/decisions/2026-11-30-envd-uses-sys.md
     ("envd", &["aenv-protocol", "aenv-sys"]),
     ("aenv-testkit", &["aenv-network", "aenv-orchestrator", "aenv-protocol", "aenv-vmm"]),
