@@ -47,6 +47,15 @@ pub trait Image: Debug + Send + Sync + 'static {
     /// # Errors
     /// As [`Image::read_at`].
     fn next_data(&self, offset: u64) -> Result<Option<std::ops::Range<u64>>, StorageError>;
+
+    /// Returns when the image survives the loss of power. Layers do from the moment they are published, so only what is
+    /// made of sealed tops has something to do here. A disk above calls it before its first flush returns.
+    ///
+    /// # Errors
+    /// When the host cannot store it: then the image may be lost with the power.
+    fn make_durable(&self) -> Result<(), StorageError> {
+        Ok(())
+    }
 }
 
 /// What a change made of a range.

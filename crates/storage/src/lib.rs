@@ -15,6 +15,7 @@ pub mod commit;
 mod contents;
 pub mod index;
 pub mod layer;
+pub mod layered_disk;
 pub mod lsmt;
 mod memory_blob;
 pub mod merge;
@@ -23,6 +24,7 @@ mod raw_file;
 pub mod raw_image;
 pub mod stored_form;
 pub mod tar_wrap;
+pub mod top;
 pub mod zfile;
 
 pub use contents::{BLOCK_BYTES, Blob, BlockDevice, Change, ChangeKind, Delta, Image};
@@ -56,6 +58,27 @@ pub enum StorageError {
         path: PathBuf,
         /// What it may store, in bytes.
         quota: u64,
+    },
+    /// The host could not make writes durable. Nothing can be said of what was written since the last flush that
+    /// succeeded, until the disk is opened again: a second attempt of the kernel's would claim success.
+    #[error("a flush of {path} failed ({reason}): what was written since the last one may be lost")]
+    NotDurable {
+        /// The file that could not be flushed.
+        path: PathBuf,
+        /// What the system said.
+        reason: String,
+    },
+    /// The host lost its power before the disk was flushed for the first time: there is nothing to open.
+    #[error("the host stopped before {path} was ever flushed: make the disk anew")]
+    NeverDurable {
+        /// The disk's directory.
+        path: PathBuf,
+    },
+    /// Another process, or another handle of this one, has it open.
+    #[error("{path} is in use")]
+    InUse {
+        /// The disk's directory or the top's file.
+        path: PathBuf,
     },
     /// Stored bytes are not what their format demands, or fail their checksum: no read of them can be trusted.
     #[error("{name} is damaged: {reason}")]

@@ -1,0 +1,212 @@
+//! Merging the oldest sealed tops of a disk into one, in the background.
+//!
+//! ```text
+//!   name of the merged top recorded as removable, durable ─▶ states and data copied ─▶ sealed, durable
+//!     ─▶ ‖ nobody else holds the old ones? swapped in memory and in the manifest ‖ ─▶ manifest durable ─▶ old ones removed
+//! ```
+//! A crash anywhere leaves either the old tops with a removable new one, or the new one with removable old ones. Reads see
+//! the same bytes before and after. Seals, reads and writes wait for the part between ‖ only.
+//!
+//! Owns nothing that lasts.
+
+use super::manifest::TopName;
+use super::open::is_free;
+use super::{BlockRange, LayeredDisk, SealedTop, StackedImage, State, StorageError, Top, lock, remove_files};
+use crate::BLOCK_BYTES;
+use crate::top::BlockState;
+use std::sync::{Arc, PoisonError};
+
+/// Blocks that are copied at once.
+const COPY_BLOCKS: u64 = 256;
+/// Ranges that are logged at once.
+const BATCH_RANGES: usize = 4096;
+
+/// How a compaction ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compaction {
+    /// The tops are one now.
+    Merged {
+        /// Bytes that are not stored any more.
+        freed_bytes: u64,
+    },
+    /// There are fewer than two tops to merge.
+    NothingToDo,
+    /// Another disk, or another handle, stands on one of the tops: to merge them would store them twice.
+    Held,
+}
+
+impl LayeredDisk {
+    /// Merges the `oldest` sealed tops (fewer if there are fewer) into one.
+    ///
+    /// # Errors
+    /// When the host cannot store it: the disk is as it was then.
+    pub fn compact(&self, oldest: usize) -> Result<Compaction, StorageError> {
+        let _one = lock(&self.compaction);
+        let old: Vec<Arc<SealedTop>> = self.sealed_tops().into_iter().take(oldest).collect();
+        let [first, .., _] = old.as_slice() else { return Ok(Compaction::NothingToDo) };
+        if held(&old)? {
+            return Ok(Compaction::Held);
+        }
+        let (name, top) = {
+            let _structure = lock(&self.structure);
+            let (name, top) = self.new_top(first.top().identity().parent)?;
+            let mut next = self.keeper.manifest();
+            next.removable.push(name.clone());
+            if let Err(error) = self.record(next, &[]) {
+                remove_files(&*self.directory, &name)?;
+                return Err(error);
+            }
+            (name, top)
+        };
+        let merged = match self.merge(&old, &name, &top) {
+            Ok(Some(merged)) => merged,
+            Ok(None) => {
+                self.give_up(&name)?;
+                return Ok(Compaction::Held);
+            }
+            Err(error) => {
+                self.give_up(&name)?;
+                return Err(error);
+            }
+        };
+        // The disk stands on the merged top now, whatever happens to the old ones.
+        let stored = old.iter().map(|top| top.stored_bytes()).sum::<u64>();
+        let freed_bytes = stored - merged.stored_bytes();
+        self.allowance.release(freed_bytes / BLOCK_BYTES);
+        // Readers that are still in the old ones keep the files until they are done.
+        let names = old.iter().map(|top| top.name().to_owned()).collect::<Vec<_>>();
+        drop(old);
+        self.remove_removable(&names)?;
+        Ok(Compaction::Merged { freed_bytes })
+    }
+
+    /// Makes the merged top and puts it in the place of the old ones; `None` when someone holds an old one.
+    fn merge(
+        &self,
+        old: &[Arc<SealedTop>],
+        name: &str,
+        top: &Arc<Top>,
+    ) -> Result<Option<Arc<SealedTop>>, StorageError> {
+        self.keeper.settle()?;
+        copy(old, top)?;
+        top.seal(|| Ok(()))?;
+        top.flush()?;
+        let (directory, keeper) = (Arc::clone(&self.directory), Some(Arc::clone(&self.keeper)));
+        let merged = Arc::new(SealedTop::hold(name.to_owned(), Arc::clone(top), directory, keeper)?);
+        let _structure = lock(&self.structure);
+        let Some(before) = self.swap_in(old, &merged)? else { return Ok(None) };
+        let mut next = self.keeper.manifest();
+        next.sealed.splice(..old.len(), [TopName::new(name, &top.identity().id)]);
+        next.removable.retain(|other| other != name);
+        next.removable.extend(old.iter().map(|top| top.name().to_owned()));
+        if let Err(error) = self.record(next, &[top]) {
+            *self.state.write().unwrap_or_else(PoisonError::into_inner) = before;
+            return Err(error);
+        }
+        Ok(Some(merged))
+    }
+
+    /// Puts the merged top in the place of the old ones, and returns the state before; `None` when someone holds an old
+    /// one.
+    fn swap_in(
+        &self,
+        old: &[Arc<SealedTop>],
+        merged: &Arc<SealedTop>,
+    ) -> Result<Option<Arc<State>>, StorageError> {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if held(old)? {
+            return Ok(None);
+        }
+        let mut tops = state.below.tops().to_vec();
+        tops.splice(..old.len(), [Arc::clone(merged)]);
+        let below = StackedImage::new(Arc::clone(&self.lower), tops);
+        let current = Arc::clone(&state.current);
+        let next = Arc::new(State { current_name: state.current_name.clone(), current, below });
+        Ok(Some(std::mem::replace(&mut *state, next)))
+    }
+
+    /// Removes the files of a top that did not come to be.
+    fn give_up(&self, name: &str) -> Result<(), StorageError> {
+        remove_files(&*self.directory, name)?;
+        self.forget(&[name])
+    }
+
+    /// Takes names of removed tops out of the manifest.
+    fn forget(&self, names: &[&str]) -> Result<(), StorageError> {
+        let _structure = lock(&self.structure);
+        let mut next = self.keeper.manifest();
+        next.removable.retain(|name| !names.contains(&name.as_str()));
+        self.record(next, &[])
+    }
+
+    /// Removes tops that the manifest has given up, if nobody holds them. The manifest is made durable first, since an
+    /// older one may name them.
+    pub(super) fn remove_removable(&self, names: &[String]) -> Result<(), StorageError> {
+        self.keeper.settle()?;
+        let mut removed = Vec::new();
+        for name in names {
+            if is_free(&*self.directory, name)? {
+                remove_files(&*self.directory, name)?;
+                removed.push(name.as_str());
+            }
+        }
+        if removed.is_empty() { Ok(()) } else { self.forget(&removed) }
+    }
+}
+
+/// Whether someone besides the disk's state and the caller, with one handle each, holds one of the tops. Who reads since
+/// before the last seal counts as well.
+fn held(tops: &[Arc<SealedTop>]) -> Result<bool, StorageError> {
+    for top in tops {
+        if Arc::strong_count(top) > 2 || !top.is_held_by_us_alone()? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Fills `top` with what the old ones say together: of each block the uppermost that has it.
+fn copy(old: &[Arc<SealedTop>], top: &Top) -> Result<(), StorageError> {
+    let blocks = top.map().blocks();
+    let mut buffer = vec![0; (COPY_BLOCKS * BLOCK_BYTES) as usize];
+    let mut states = Vec::new();
+    let mut position = 0;
+    while position < blocks {
+        let run = run_of(old, position, blocks);
+        let end = run.blocks().end;
+        if run.state == BlockState::Data {
+            let owner = old.iter().rev().find(|top| top.top().map().state(position) != BlockState::Absent);
+            let mut first = position;
+            while first < end {
+                let count = COPY_BLOCKS.min(end - first);
+                let part = &mut buffer[..(count * BLOCK_BYTES) as usize];
+                if let Some(owner) = owner {
+                    owner.read_changed(part, first * BLOCK_BYTES)?;
+                }
+                top.import(part, first)?;
+                first += count;
+            }
+        }
+        if run.state != BlockState::Absent {
+            states.push(run);
+        }
+        if states.len() == BATCH_RANGES {
+            top.import_states(&std::mem::take(&mut states))?;
+        }
+        position = end;
+    }
+    top.import_states(&states)
+}
+
+/// The run at `block` in which one of the tops, or none, is the uppermost that has the blocks, all in one state.
+fn run_of(tops: &[Arc<SealedTop>], block: u64, limit: u64) -> BlockRange {
+    let mut end = limit;
+    for top in tops.iter().rev() {
+        let (state, run_end) = top.top().map().run(block, end);
+        end = run_end;
+        if state != BlockState::Absent {
+            return BlockRange { first: block, count: end - block, state };
+        }
+    }
+    BlockRange { first: block, count: end - block, state: BlockState::Absent }
+}
