@@ -23,6 +23,8 @@ mod compact;
 mod keeper;
 mod manifest;
 mod open;
+#[cfg(test)]
+mod tests;
 
 use crate::top::{
     Allowance, BlockRange, BootId, Directory, HostDirectory, Identity, Lock, SealedTop, StackedImage,

@@ -198,22 +198,29 @@ impl LogEnd {
 
     /// Appends one record. When it fails, the log ends where it did: the next record overwrites what was written.
     pub(super) fn append(&mut self, file: &dyn StoredFile, record: &Record) -> io::Result<()> {
-        let mut bytes = vec![0; RECORD_HEADER_BYTES];
-        record.encode_payload(&mut bytes);
+        let mut payload = Vec::new();
+        record.encode_payload(&mut payload);
+        self.append_raw(file, record.kind(), &payload)?;
+        if !matches!(record, Record::Commit { .. }) {
+            self.last_change = self.sequence;
+        }
+        Ok(())
+    }
+
+    pub(super) fn append_raw(&mut self, file: &dyn StoredFile, kind: u32, payload: &[u8]) -> io::Result<()> {
         let sequence = self.sequence + 1;
-        let length = bytes.len() as u32;
-        bytes[4..8].copy_from_slice(&length.to_le_bytes());
-        bytes[8..16].copy_from_slice(&sequence.to_le_bytes());
-        bytes[16..20].copy_from_slice(&record.kind().to_le_bytes());
+        let length = RECORD_HEADER_BYTES + payload.len();
+        let mut bytes = Vec::with_capacity(length);
+        bytes.extend([0; 4]);
+        bytes.extend((length as u32).to_le_bytes());
+        bytes.extend(sequence.to_le_bytes());
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend(payload);
         let crc = record_crc(self.crc, &bytes[4..]);
         bytes[..4].copy_from_slice(&crc.to_le_bytes());
         file.write_all_at(&bytes, self.position)?;
-        self.position += u64::from(length);
-        self.sequence = sequence;
-        self.crc = crc;
-        if !matches!(record, Record::Commit { .. }) {
-            self.last_change = sequence;
-        }
+        (self.position, self.sequence, self.crc) = (self.position + length as u64, sequence, crc);
         Ok(())
     }
 

@@ -1,0 +1,318 @@
+//! Disks against a plain list of bytes: whatever is done to them, and whatever kills them.
+
+mod child;
+mod faults;
+mod power_cut;
+mod threads;
+
+use super::*;
+use crate::top::ChangeKind;
+use crate::top::simulation::Simulation;
+use proptest::prelude::*;
+
+/// Two blocks of data, one of zeros, and so on; an image that ends in the middle of a block.
+#[derive(Debug)]
+pub(super) struct Stripes {
+    pub(super) size: u64,
+}
+
+impl Stripes {
+    fn byte(position: u64) -> u8 {
+        let block = position / BLOCK_BYTES;
+        if block % 3 == 2 { 0 } else { (block as u8).wrapping_mul(7) | 1 }
+    }
+}
+
+impl Image for Stripes {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), StorageError> {
+        assert!(offset + buffer.len() as u64 <= self.size);
+        (offset..).zip(buffer).for_each(|(position, byte)| *byte = Self::byte(position));
+        Ok(())
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>, StorageError> {
+        let block = offset / BLOCK_BYTES;
+        let start = if block % 3 == 2 { (block + 1) * BLOCK_BYTES } else { offset };
+        let end = (start / BLOCK_BYTES / 3 * 3 + 2) * BLOCK_BYTES;
+        Ok((start < self.size).then(|| start..end.min(self.size)))
+    }
+}
+
+pub(super) const BOOT: BootId = BootId::new([1; 16]);
+
+/// What is done to a disk.
+#[derive(Debug, Clone)]
+pub(super) enum Step {
+    Write { offset: u64, length: u64, byte: u8 },
+    Discard { offset: u64, length: u64 },
+    Zero { offset: u64, length: u64 },
+    Flush,
+    Seal,
+    Durable,
+    Compact(usize),
+}
+
+pub(super) fn step(size: u64) -> impl Strategy<Value = Step> {
+    let range = (0..size, prop_oneof![1_u64..700, Just(BLOCK_BYTES), 1_u64..5 * BLOCK_BYTES]).prop_map(
+        move |(offset, length)| match length {
+            // Half of the ranges are of whole blocks.
+            length if length % 2 == 0 => {
+                let offset = offset / BLOCK_BYTES * BLOCK_BYTES;
+                (offset, length.next_multiple_of(BLOCK_BYTES).min(size - offset))
+            }
+            length => (offset, length.min(size - offset)),
+        },
+    );
+    prop_oneof![
+        6 => (range.clone(), 1_u8..).prop_map(|((offset, length), byte)| Step::Write { offset, length, byte }),
+        2 => range.clone().prop_map(|(offset, length)| Step::Discard { offset, length }),
+        2 => range.prop_map(|(offset, length)| Step::Zero { offset, length }),
+        2 => Just(Step::Flush),
+        2 => Just(Step::Seal),
+        1 => Just(Step::Durable),
+        1 => (2_usize..4).prop_map(Step::Compact),
+    ]
+}
+
+impl Step {
+    pub(super) fn run(&self, disk: &LayeredDisk) -> Result<(), StorageError> {
+        match *self {
+            Self::Write { offset, length, byte } => disk.write_at(&vec![byte; length as usize], offset),
+            Self::Discard { offset, length } => disk.discard(offset, length),
+            Self::Zero { offset, length } => disk.write_zeroes(offset, length),
+            Self::Flush => disk.flush(),
+            Self::Seal => disk.seal().map(drop),
+            Self::Durable => disk.sealed_tops().last().map_or(Ok(()), |top| top.make_durable()),
+            Self::Compact(oldest) => {
+                assert_ne!(disk.compact(oldest)?, Compaction::Held);
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn apply(&self, model: &mut [u8]) {
+        match *self {
+            Self::Write { offset, length, byte } => {
+                model[offset as usize..(offset + length) as usize].fill(byte);
+            }
+            Self::Discard { offset, length } => {
+                let blocks = whole_blocks(&(offset..offset + length));
+                model[(blocks.start * BLOCK_BYTES) as usize..]
+                    [..((blocks.end - blocks.start) * BLOCK_BYTES) as usize]
+                    .fill(0);
+            }
+            Self::Zero { offset, length } => model[offset as usize..(offset + length) as usize].fill(0),
+            Self::Flush | Self::Seal | Self::Durable | Self::Compact(_) => {}
+        }
+    }
+}
+
+pub(super) fn model_of(lower: &Stripes, size: u64) -> Vec<u8> {
+    (0..size).map(|position| if position < lower.size { Stripes::byte(position) } else { 0 }).collect()
+}
+
+pub(super) fn content(disk: &dyn BlockDevice) -> Vec<u8> {
+    let mut content = vec![0xEE; disk.size() as usize];
+    disk.read_at(&mut content, 0).unwrap();
+    content
+}
+
+#[track_caller]
+pub(super) fn assert_same(found: &[u8], expected: &[u8], what: &str) {
+    let different = found.iter().zip(expected).position(|(found, expected)| found != expected);
+    assert_eq!((found.len(), different), (expected.len(), None), "{what}");
+}
+
+const BLOCKS: u64 = 600;
+
+/// A life of a disk, `None` for the death of its process, against a list of bytes.
+fn compare(directory: &dyn Fn() -> Arc<dyn Directory>, steps: &[Option<Step>], reads: &[(u64, u64)]) {
+    let size = BLOCKS * BLOCK_BYTES;
+    let lower = Arc::new(Stripes { size: 400 * BLOCK_BYTES + 100 });
+    let mut model = model_of(&lower, size);
+    let mut disk = LayeredDisk::create_in(directory(), lower.clone(), size, u64::MAX, &BOOT).unwrap();
+    for step in steps {
+        if let Some(step) = step {
+            step.run(&disk).unwrap();
+            step.apply(&mut model);
+        } else {
+            drop(disk);
+            disk = LayeredDisk::open_in(directory(), lower.clone(), &BOOT).unwrap();
+        }
+    }
+    assert_same(&content(&disk), &model, "content");
+    for (offset, length) in reads {
+        let mut buffer = vec![0xEE; (*length).min(size - offset) as usize];
+        disk.read_at(&mut buffer, *offset).unwrap();
+        assert_same(&buffer, &model[*offset as usize..][..buffer.len()], "a part");
+    }
+    check_stack(&disk, &model);
+    disk.flush().unwrap();
+    let used = disk.usage();
+    drop(disk);
+    // Another boot: everything was flushed.
+    let disk = LayeredDisk::open_in(directory(), lower, &BootId::new([2; 16])).unwrap();
+    assert_same(&content(&disk), &model, "after a power cut");
+    assert_eq!(disk.usage().stored_bytes, used.stored_bytes);
+}
+
+fn steps_and_deaths(count: usize) -> impl Strategy<Value = Vec<Option<Step>>> {
+    let step = prop_oneof![9 => step(BLOCKS * BLOCK_BYTES).prop_map(Some), 1 => Just(None)];
+    prop::collection::vec(step, 1..count)
+}
+
+fn reads() -> impl Strategy<Value = Vec<(u64, u64)>> {
+    prop::collection::vec((0..BLOCKS * BLOCK_BYTES, 0..9 * BLOCK_BYTES), 8)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_disk_is_its_bytes(steps in steps_and_deaths(80), reads in reads()) {
+        let simulation = Simulation::default();
+        compare(&|| simulation.directory(), &steps, &reads);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_disk_on_the_host_is_its_bytes(steps in steps_and_deaths(40), reads in reads()) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        std::fs::create_dir(&path).unwrap();
+        compare(&|| Arc::new(HostDirectory::new(&path)), &steps, &reads);
+        prop_assert_eq!(LayeredDisk::remove(&path).unwrap(), Vec::<PathBuf>::new());
+        prop_assert!(!path.exists());
+    }
+}
+
+/// A child of the disk has the same bytes, and the enumerations of tops and stacks are complete.
+fn check_stack(disk: &LayeredDisk, model: &[u8]) {
+    disk.seal().unwrap();
+    let image = disk.sealed_image();
+    let mut position = 0;
+    while let Some(data) = image.next_data(position).unwrap() {
+        assert!(data.start >= position && data.end > data.start && data.end <= image.size());
+        assert!(model[position as usize..data.start as usize].iter().all(|byte| *byte == 0));
+        let mut buffer = vec![0; (data.end - data.start) as usize];
+        image.read_at(&mut buffer, data.start).unwrap();
+        assert_same(&buffer, &model[data.start as usize..data.end as usize], "a run of data");
+        position = data.end;
+    }
+    assert!(model[position as usize..].iter().all(|byte| *byte == 0));
+    let mut rebuilt = model_of(&Stripes { size: image.lower().size() }, disk.size());
+    for top in image.tops() {
+        let mut from = 0;
+        while let Some(change) = top.changes(from) {
+            let part = &mut rebuilt[change.range.start as usize..change.range.end as usize];
+            match change.kind {
+                ChangeKind::Data => top.read_changed(part, change.range.start).unwrap(),
+                ChangeKind::Zero => part.fill(0),
+            }
+            from = change.range.end;
+        }
+    }
+    assert_same(&rebuilt, model, "tops, one by one");
+}
+
+#[test]
+fn children_share_a_parent_and_change_only_themselves() {
+    let directory = tempfile::tempdir().unwrap();
+    let lower: Arc<dyn Image> = Arc::new(Stripes { size: 8 * BLOCK_BYTES });
+    let size = 16 * BLOCK_BYTES;
+    let parent = LayeredDisk::create(&directory.path().join("parent"), lower, size, u64::MAX, &BOOT).unwrap();
+    parent.write_at(&[9; 8192], 4096).unwrap();
+    let sealed = parent.seal().unwrap();
+    let expected = content(&parent);
+    let base: Arc<dyn Image> = Arc::new(parent.sealed_image());
+    let paths = [directory.path().join("first"), directory.path().join("second")];
+    let children = paths
+        .each_ref()
+        .map(|path| LayeredDisk::create(path, Arc::clone(&base), 2 * size, u64::MAX, &BOOT).unwrap());
+    children[0].write_at(&[1; 100], 5000).unwrap();
+    parent.discard(0, size).unwrap();
+    children[1].discard(0, 8192).unwrap();
+    assert_same(&content(&children[1])[8192..16 * 4096], &expected[8192..], "the second child");
+    assert_eq!(&content(&children[0])[5000..5100], [1; 100]);
+    assert_same(&content(&children[0])[5100..16 * 4096], &expected[5100..], "the first child");
+    assert_eq!(children[0].usage().stored_bytes, 4096);
+
+    // What children stand on is neither merged nor removed.
+    parent.seal().unwrap();
+    assert_eq!(parent.compact(2).unwrap(), Compaction::Held);
+    children[0].flush().unwrap();
+    let path = sealed.path();
+    drop((parent, sealed));
+    assert_eq!(LayeredDisk::remove(&directory.path().join("parent")).unwrap(), vec![path.clone()]);
+    drop((children, base));
+    let reopened = SealedTop::open(&path, &BootId::new([2; 16])).unwrap();
+    let stack = StackedImage::new(Arc::new(Stripes { size: 8 * BLOCK_BYTES }), vec![reopened]);
+    let child = LayeredDisk::open(&paths[0], Arc::new(stack), &BootId::new([2; 16])).unwrap();
+    assert_eq!(&content(&child)[5000..5100], [1; 100]);
+    assert_same(&content(&child)[5100..16 * 4096], &expected[5100..], "after a power cut");
+    drop(child);
+    assert!(LayeredDisk::remove(&directory.path().join("parent")).unwrap().is_empty());
+    assert!(!path.exists());
+}
+
+#[test]
+fn what_is_discarded_is_not_stored() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    let lower = Arc::new(Stripes { size: 0 });
+    let disk = LayeredDisk::create(&path, lower, 64 << 30, 8 << 20, &BOOT).unwrap();
+    let stored =
+        || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(path.join("top-1.data")).unwrap()) * 512;
+    for megabyte in 0..8_u64 {
+        disk.write_at(&[5; 1 << 20], 40 << 30 | megabyte << 20).unwrap();
+    }
+    disk.flush().unwrap();
+    assert!(stored() >= 8 << 20);
+    assert_eq!(disk.usage().stored_bytes, 8 << 20);
+    let refused = disk.write_at(&[1], 0).unwrap_err();
+    assert!(matches!(refused, StorageError::QuotaExceeded { quota: 8_388_608, .. }), "{refused}");
+    disk.write_at(&[6; 4096], 40 << 30).unwrap();
+    let log = disk.usage().log_bytes;
+    disk.discard(0, 64 << 30).unwrap();
+    disk.flush().unwrap();
+    assert!(stored() < 64 << 10, "{}", stored());
+    assert_eq!(disk.usage().stored_bytes, 0);
+    assert_eq!(disk.usage().zero_blocks, 0, "nothing is below that zeros would hide");
+    assert!(disk.usage().log_bytes < log + 4096);
+    disk.write_at(&[1], 0).unwrap();
+}
+
+#[test]
+fn wrong_ranges_and_wrong_disks_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    let lower: Arc<dyn Image> = Arc::new(Stripes { size: 8192 });
+    let create = |size| LayeredDisk::create(&path, Arc::clone(&lower), size, 0, &BOOT);
+    for size in [0, 4096, 8193, u64::MAX, (8 << 40) + 4096] {
+        assert!(matches!(create(size), Err(StorageError::Unsupported { .. })), "{size}");
+    }
+    let disk = create(8192).unwrap();
+    for (offset, length) in [(8192, 1), (u64::MAX, 1), (8191, 2)] {
+        assert!(matches!(disk.write_at(&vec![0; length], offset), Err(StorageError::OutOfRange { .. })));
+        assert!(matches!(disk.read_at(&mut vec![0; length], offset), Err(StorageError::OutOfRange { .. })));
+        assert!(matches!(disk.discard(offset, length as u64), Err(StorageError::OutOfRange { .. })));
+        assert!(matches!(disk.write_zeroes(offset, u64::MAX), Err(StorageError::OutOfRange { .. })));
+    }
+    disk.write_at(&[], 8192).unwrap();
+    let open = |boot| LayeredDisk::open(&path, Arc::clone(&lower), &BootId::new([boot; 16]));
+    assert!(matches!(open(1), Err(StorageError::InUse { .. })));
+    assert!(matches!(LayeredDisk::remove(&path), Err(StorageError::InUse { .. })));
+    drop(disk);
+    assert!(matches!(create(8192), Err(StorageError::Io { .. })));
+    assert!(matches!(open(2), Err(StorageError::NeverDurable { .. })));
+    let other = LayeredDisk::open(&path, Arc::new(Stripes { size: 4096 }), &BOOT);
+    assert!(matches!(other, Err(StorageError::Unsupported { .. })));
+    open(1).unwrap();
+}
