@@ -17,7 +17,7 @@
 //! What the loss of power leaves is the manifest of the last flush, with every top as of its last commit (see
 //! [`crate::top`] and the manifest's module).
 //!
-//! Owns its directory. Must not know how it is exported. Order of locks: compaction → structure → gate → state.
+//! Owns its directory. Must not know how it is exported. Order of locks: compaction → structure → turn of a flush → gate → state.
 
 mod compact;
 mod keeper;
@@ -218,6 +218,14 @@ impl LayeredDisk {
         self.keeper.publish(next, tops)
     }
 
+    /// Writes the log of the current top anew if that is worth it, or `always`.
+    fn rewrite_log(&self, always: bool) -> Result<(), StorageError> {
+        let _structure = lock(&self.structure);
+        let state = self.state();
+        let pause = || self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        state.current.rewrite_log(&*self.directory, &state.current_name, &self.boot, always, pause)
+    }
+
     fn new_top(&self, parent: [u8; 16]) -> Result<(String, Arc<Top>), StorageError> {
         let name = top_name(self.next_number.fetch_add(1, Ordering::Relaxed));
         let identity = Identity { id: rand::random(), parent, size: self.size };
@@ -305,6 +313,7 @@ impl BlockDevice for LayeredDisk {
             self.lower_is_durable.store(true, Ordering::Release);
         }
         self.keeper.settle()?;
-        state.current.flush()
+        state.current.flush()?;
+        if state.current.log_may_be_wasteful() { self.rewrite_log(false) } else { Ok(()) }
     }
 }

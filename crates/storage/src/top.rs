@@ -31,6 +31,7 @@ mod flush;
 mod log;
 mod map;
 mod recovery;
+mod rewrite;
 mod sealed;
 #[cfg(test)]
 pub(crate) mod simulation;
@@ -42,7 +43,7 @@ pub use boot::BootId;
 pub(crate) use files::{Directory, HostDirectory, Lock, StoredFile, remove_if_there};
 use flush::FlushQueue;
 pub(crate) use log::{Identity, TopId, size_is_valid};
-use log::{LogEnd, Record};
+use log::{Log, LogEnd, Record};
 pub(crate) use map::{BlockMap, BlockRange, BlockState};
 use recovery::{Failure, recover};
 pub use sealed::{Change, ChangeKind, SealedTop};
@@ -61,9 +62,10 @@ pub(crate) struct Top {
     data_path: PathBuf,
     log_path: PathBuf,
     data: Arc<dyn StoredFile>,
-    log_file: Arc<dyn StoredFile>,
     map: BlockMap,
-    log: Mutex<LogEnd>,
+    log: Mutex<Log>,
+    /// Bytes of the log from which on it may be worth to write it anew.
+    log_limit: AtomicU64,
     regions: Box<[RwLock<()>]>,
     flushes: FlushQueue,
     /// Counts operations that ended; what a flush must cover.
@@ -158,8 +160,11 @@ impl Top {
             LogEnd { committed: 0, ..recovered.end },
         );
         if access == Access::Write && !recovered.sealed {
+            let new_log = rewrite::new_log_name(name);
+            let removed = remove_if_there(directory, &new_log);
+            removed.map_err(|error| failed("remove", &directory.path().join(new_log), error))?;
             // What is behind the end, half a record or more, must not be kept; the chained CRCs would hold without this.
-            let cut = top.log_file.set_length(recovered.end.position);
+            let cut = lock(&top.log).file.set_length(recovered.end.position);
             cut.map_err(|error| failed("cut", &top.log_path, error))?;
             top.begin_session(boot)?;
             if recovered.power_was_lost {
@@ -183,9 +188,9 @@ impl Top {
             data_path,
             log_path,
             data,
-            log_file,
             map,
-            log: Mutex::new(end),
+            log: Mutex::new(Log { file: log_file, end }),
+            log_limit: AtomicU64::new(rewrite::FIRST_LIMIT),
             regions: (0..REGION_LOCKS).map(|_| RwLock::new(())).collect(),
             flushes: FlushQueue::default(),
             // An earlier process may have written what it did not flush.
@@ -197,7 +202,7 @@ impl Top {
 
     fn begin_session(&self, boot: &BootId) -> Result<(), StorageError> {
         let session = Record::Session { boot: *boot, session: rand::random() };
-        lock(&self.log).append(&*self.log_file, &session).map_err(|error| self.log_failed(error))
+        lock(&self.log).append(&session).map_err(|error| self.log_failed(error))
     }
 
     /// Frees what the data file has of blocks that are not data: writes that a power cut made void.
@@ -227,7 +232,7 @@ impl Top {
 
     /// Bytes of the log.
     pub(crate) fn log_bytes(&self) -> u64 {
-        lock(&self.log).position
+        lock(&self.log).end.position
     }
 
     pub(crate) fn data_path(&self) -> &Path {
@@ -272,8 +277,8 @@ impl Top {
         }
         let changes = self.changes.load(Ordering::Acquire);
         let (covers, committed) = {
-            let log = lock(&self.log);
-            (log.last_change, log.committed)
+            let end = lock(&self.log).end;
+            (end.last_change, end.committed)
         };
         if changes == self.flushed_changes.load(Ordering::Acquire) && covers == committed {
             return Ok(());
@@ -282,9 +287,13 @@ impl Top {
         if covers > committed {
             // Records that came since `covers` may be of data that this fdatasync missed: the commit leaves them out.
             let commit = Record::Commit { covers };
-            lock(&self.log).append(&*self.log_file, &commit).map_err(|error| self.log_failed(error))?;
-            self.sync(&*self.log_file)?;
-            lock(&self.log).committed = covers;
+            let file = {
+                let mut log = lock(&self.log);
+                log.append(&commit).map_err(|error| self.log_failed(error))?;
+                Arc::clone(&log.file)
+            };
+            self.sync(&*file)?;
+            lock(&self.log).end.committed = covers;
         }
         self.flushed_changes.store(changes, Ordering::Release);
         Ok(())
@@ -306,13 +315,13 @@ impl Top {
         let _counted = self.count_change();
         // Held until the end, so that no commit gets behind a record that is taken back.
         let mut log = lock(&self.log);
-        let before = *log;
-        log.append(&*self.log_file, &Record::Sealed).map_err(|error| self.log_failed(error))?;
+        let before = log.end;
+        log.append(&Record::Sealed).map_err(|error| self.log_failed(error))?;
         let published = publish();
         if published.is_err() {
-            *log = before;
+            log.end = before;
             // Should this fail, the next record overwrites the last one; a crash before finds a top that is sealed.
-            self.log_file.set_length(before.position).map_err(|error| self.log_failed(error))?;
+            log.file.set_length(before.position).map_err(|error| self.log_failed(error))?;
         }
         published
     }
@@ -330,13 +339,13 @@ impl Top {
 
     /// Holds the files; `false` when another process or handle holds them in a way that excludes it.
     pub(crate) fn hold(&self, how: Lock) -> Result<bool, StorageError> {
-        self.log_file.lock(how).map_err(|error| failed("lock", &self.log_path, error))
+        lock(&self.log).file.lock(how).map_err(|error| failed("lock", &self.log_path, error))
     }
 
     /// Appends a record of any kind with a right checksum, as nobody but a test does.
     #[cfg(test)]
     pub(crate) fn append_raw(&self, kind: u32, payload: &[u8]) {
-        lock(&self.log).append_raw(&*self.log_file, kind, payload).unwrap();
+        lock(&self.log).append_raw(kind, payload).unwrap();
     }
 
     fn count_change(&self) -> CountedChange<'_> {
@@ -377,7 +386,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Removes the files of a top that may be gone already.
 pub(crate) fn remove_files(directory: &dyn Directory, name: &str) -> Result<(), StorageError> {
     // The log last: while it is there, a sweep finds the top.
-    for file in [data_name(name), log_name(name)] {
+    for file in [data_name(name), rewrite::new_log_name(name), log_name(name)] {
         let path = directory.path().join(&file);
         remove_if_there(directory, &file).map_err(|error| failed("remove", &path, error))?;
     }

@@ -3,7 +3,7 @@
 //! ```text
 //! disk.json           the manifest that survives the loss of power; everything it names does as well
 //! disk.pending.json   a newer one, true as long as the kernel runs that wrote it; becomes disk.json at the next flush
-//! disk.writing.json   one that is being written
+//! disk.writing.json   one that is being written, or the pending one before
 //! top-N.data, .log    tops: the sealed ones from bottom to top, then the current one; N grows
 //! lock                held by whoever has the disk open
 //! ```
@@ -135,10 +135,15 @@ pub(super) fn write(directory: &dyn Directory, manifest: &Manifest) -> Result<()
     written.map_err(|error| failed("write", &path, error))
 }
 
-/// Puts what [`write`] wrote last in the place of the pending manifest.
+/// Puts what [`write`] wrote last in the place of the pending manifest. An older one is swapped for it rather than
+/// replaced: some filesystems write a file out before it may replace another, and a seal must not wait for that.
 pub(super) fn publish(directory: &dyn Directory) -> Result<(), StorageError> {
     let path = directory.path().join(PENDING);
-    directory.rename(WRITING, PENDING).map_err(|error| failed("replace", &path, error))
+    let published = match directory.exchange(WRITING, PENDING) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => directory.rename(WRITING, PENDING),
+        exchanged => exchanged,
+    };
+    published.map_err(|error| failed("replace", &path, error))
 }
 
 /// A manifest as it was found.

@@ -54,6 +54,7 @@ pub(super) enum Step {
     Seal,
     Durable,
     Compact(usize),
+    RewriteLog,
 }
 
 pub(super) fn step(size: u64) -> impl Strategy<Value = Step> {
@@ -75,6 +76,7 @@ pub(super) fn step(size: u64) -> impl Strategy<Value = Step> {
         2 => Just(Step::Seal),
         1 => Just(Step::Durable),
         1 => (2_usize..4).prop_map(Step::Compact),
+        1 => Just(Step::RewriteLog),
     ]
 }
 
@@ -87,6 +89,7 @@ impl Step {
             Self::Flush => disk.flush(),
             Self::Seal => disk.seal().map(drop),
             Self::Durable => disk.sealed_tops().last().map_or(Ok(()), |top| top.make_durable()),
+            Self::RewriteLog => disk.rewrite_log(true),
             Self::Compact(oldest) => {
                 assert_ne!(disk.compact(oldest)?, Compaction::Held);
                 Ok(())
@@ -106,7 +109,7 @@ impl Step {
                     .fill(0);
             }
             Self::Zero { offset, length } => model[offset as usize..(offset + length) as usize].fill(0),
-            Self::Flush | Self::Seal | Self::Durable | Self::Compact(_) => {}
+            Self::Flush | Self::Seal | Self::Durable | Self::Compact(_) | Self::RewriteLog => {}
         }
     }
 }
@@ -287,6 +290,35 @@ fn what_is_discarded_is_not_stored() {
     assert_eq!(disk.usage().zero_blocks, 0, "nothing is below that zeros would hide");
     assert!(disk.usage().log_bytes < log + 4096);
     disk.write_at(&[1], 0).unwrap();
+}
+
+#[test]
+fn a_log_does_not_grow_for_ever() {
+    let simulation = Simulation::default();
+    let lower = Arc::new(Stripes { size: 600 * BLOCK_BYTES });
+    let disk =
+        LayeredDisk::create_in(simulation.directory(), lower, 600 * BLOCK_BYTES, u64::MAX, &BOOT).unwrap();
+    let mut longest = 0;
+    // Changes of 600 blocks at once would be one range: these are ranges of one block each.
+    for round in 0..400_u64 {
+        for block in (0..600).step_by(2) {
+            disk.discard((block + round % 2) * BLOCK_BYTES, BLOCK_BYTES).unwrap();
+        }
+        simulation.forget();
+        for block in (0..600).step_by(2) {
+            disk.write_at(&[7; 4096], (block + round % 2) * BLOCK_BYTES).unwrap();
+        }
+        simulation.forget();
+        longest = longest.max(disk.usage().log_bytes);
+        disk.flush().unwrap();
+    }
+    assert!(longest > 8 << 20, "{longest}");
+    assert!(disk.usage().log_bytes < 8 << 20);
+    assert!(longest < 9 << 20, "{longest}");
+    drop(disk);
+    let disk =
+        LayeredDisk::open_in(simulation.directory(), Arc::new(Stripes { size: 600 * BLOCK_BYTES }), &BOOT);
+    assert!(content(&disk.unwrap()).iter().all(|byte| *byte == 7));
 }
 
 #[test]

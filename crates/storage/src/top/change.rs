@@ -153,7 +153,7 @@ impl Top {
         if changes.is_empty() {
             return Ok(());
         }
-        lock(&self.log).append_ranges(&*self.log_file, changes).map_err(|error| self.log_failed(error))?;
+        lock(&self.log).append_ranges(changes).map_err(|error| self.log_failed(error))?;
         for change in changes {
             self.map.set(change.blocks(), change.state);
         }

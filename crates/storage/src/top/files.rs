@@ -5,9 +5,10 @@
 //! | operation | durable after |
 //! |---|---|
 //! | bytes, holes and length of a file | its `sync_data` |
-//! | names: create, rename, remove | the directory's `sync`, in the order they were done |
+//! | names: create, rename, exchange, remove | the directory's `sync`, in the order they were done |
 
 use aenv_sys::file::{data_extents, punch_hole};
+use rustix::fs::RenameFlags;
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -45,6 +46,8 @@ pub(crate) trait Directory: Debug + Send + Sync {
     fn create(&self, name: &str) -> io::Result<Arc<dyn StoredFile>>;
     fn open(&self, name: &str) -> io::Result<Arc<dyn StoredFile>>;
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    /// Swaps two names that are both there.
+    fn exchange(&self, one: &str, other: &str) -> io::Result<()>;
     fn remove(&self, name: &str) -> io::Result<()>;
     fn names(&self) -> io::Result<Vec<String>>;
     fn sync(&self) -> io::Result<()>;
@@ -85,6 +88,11 @@ impl Directory for HostDirectory {
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         std::fs::rename(self.path.join(from), self.path.join(to))
+    }
+
+    fn exchange(&self, one: &str, other: &str) -> io::Result<()> {
+        let (one, other) = (self.path.join(one), self.path.join(other));
+        Ok(rustix::fs::renameat_with(rustix::fs::CWD, one, rustix::fs::CWD, other, RenameFlags::EXCHANGE)?)
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {

@@ -24,6 +24,7 @@ use super::files::StoredFile;
 use super::map::{BlockRange, BlockState};
 use crate::BLOCK_BYTES;
 use std::io;
+use std::sync::Arc;
 
 pub(super) const HEADER_BYTES: u64 = 4096;
 const HEADER_FIELDS: usize = 60;
@@ -195,20 +196,30 @@ impl LogEnd {
     pub(super) fn of_new_log(identity: &Identity) -> Self {
         Self { position: HEADER_BYTES, sequence: 0, crc: identity.crc(), last_change: 0, committed: 0 }
     }
+}
 
+/// A log that is written.
+#[derive(Debug)]
+pub(super) struct Log {
+    pub(super) file: Arc<dyn StoredFile>,
+    pub(super) end: LogEnd,
+}
+
+impl Log {
     /// Appends one record. When it fails, the log ends where it did: the next record overwrites what was written.
-    pub(super) fn append(&mut self, file: &dyn StoredFile, record: &Record) -> io::Result<()> {
+    pub(super) fn append(&mut self, record: &Record) -> io::Result<()> {
         let mut payload = Vec::new();
         record.encode_payload(&mut payload);
-        self.append_raw(file, record.kind(), &payload)?;
+        self.append_raw(record.kind(), &payload)?;
         if !matches!(record, Record::Commit { .. }) {
-            self.last_change = self.sequence;
+            self.end.last_change = self.end.sequence;
         }
         Ok(())
     }
 
-    pub(super) fn append_raw(&mut self, file: &dyn StoredFile, kind: u32, payload: &[u8]) -> io::Result<()> {
-        let sequence = self.sequence + 1;
+    pub(super) fn append_raw(&mut self, kind: u32, payload: &[u8]) -> io::Result<()> {
+        let end = &mut self.end;
+        let sequence = end.sequence + 1;
         let length = RECORD_HEADER_BYTES + payload.len();
         let mut bytes = Vec::with_capacity(length);
         bytes.extend([0; 4]);
@@ -217,19 +228,19 @@ impl LogEnd {
         bytes.extend(kind.to_le_bytes());
         bytes.extend([0; 4]);
         bytes.extend(payload);
-        let crc = record_crc(self.crc, &bytes[4..]);
+        let crc = record_crc(end.crc, &bytes[4..]);
         bytes[..4].copy_from_slice(&crc.to_le_bytes());
-        file.write_all_at(&bytes, self.position)?;
-        (self.position, self.sequence, self.crc) = (self.position + length as u64, sequence, crc);
+        self.file.write_all_at(&bytes, end.position)?;
+        (end.position, end.sequence, end.crc) = (end.position + length as u64, sequence, crc);
         Ok(())
     }
 
     /// Appends ranges, in as many records as they need. When it fails, the log ends where it did.
-    pub(super) fn append_ranges(&mut self, file: &dyn StoredFile, ranges: &[BlockRange]) -> io::Result<()> {
-        let before = *self;
+    pub(super) fn append_ranges(&mut self, ranges: &[BlockRange]) -> io::Result<()> {
+        let before = self.end;
         for part in ranges.chunks(RANGES_PER_RECORD) {
-            if let Err(error) = self.append(file, &Record::Ranges(part.to_vec())) {
-                *self = before;
+            if let Err(error) = self.append(&Record::Ranges(part.to_vec())) {
+                self.end = before;
                 return Err(error);
             }
         }

@@ -25,6 +25,7 @@ const SECTOR: u64 = 512;
 enum Operation {
     Create { file: usize, name: String },
     Rename { from: String, to: String },
+    Exchange { one: String, other: String },
     Remove { name: String },
     SyncNames,
     Write { file: usize, offset: u64, data: Vec<u8> },
@@ -114,6 +115,11 @@ impl State {
                     self.names.insert(to.clone(), file);
                 }
             }
+            Operation::Exchange { one, other } => {
+                if let (Some(first), Some(second)) = (self.names.remove(one), self.names.remove(other)) {
+                    self.names.extend([(one.clone(), second), (other.clone(), first)]);
+                }
+            }
             Operation::Remove { name } => {
                 self.names.remove(name);
             }
@@ -195,6 +201,11 @@ impl Simulation {
         self.0.syncs_fail.store(fail, Ordering::SeqCst);
     }
 
+    /// Drops what was recorded: no crash is asked for any more.
+    pub(crate) fn forget(&self) {
+        lock(&self.0.now).1.clear();
+    }
+
     /// Runs something when the next sync has ended, before anybody hears of it.
     pub(crate) fn after_next_sync(&self, act: impl FnOnce() + Send + 'static) {
         *lock(&self.0.after_sync) = Some(Hook(Box::new(act)));
@@ -265,7 +276,7 @@ impl Platter {
                     self.kept.apply(operation);
                 }
             }
-            Operation::Rename { .. } | Operation::Remove { .. } => {
+            Operation::Rename { .. } | Operation::Exchange { .. } | Operation::Remove { .. } => {
                 if name_is_kept {
                     self.kept.apply(operation);
                 }
@@ -361,6 +372,12 @@ impl Directory for Simulation {
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.open(from)?;
         self.0.record(Operation::Rename { from: from.to_owned(), to: to.to_owned() });
+        Ok(())
+    }
+
+    fn exchange(&self, one: &str, other: &str) -> io::Result<()> {
+        self.open(one).and_then(|_| self.open(other))?;
+        self.0.record(Operation::Exchange { one: one.to_owned(), other: other.to_owned() });
         Ok(())
     }
 
