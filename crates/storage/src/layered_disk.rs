@@ -27,8 +27,8 @@ mod open;
 mod tests;
 
 use crate::top::{
-    Allowance, BlockRange, BootId, Directory, HostDirectory, Identity, Lock, SealedTop, StackedImage,
-    StoredFile, Top, lock, read_clipped, remove_files, remove_if_there,
+    Allowance, BootId, Directory, HostDirectory, Identity, Lock, SealedTop, StackedImage, StoredFile, Top,
+    lock, read_clipped, remove_files, remove_if_there,
 };
 use crate::{BLOCK_BYTES, BlockDevice, Image, StorageError, raw_file::failed};
 pub use compact::Compaction;

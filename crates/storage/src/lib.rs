@@ -6,6 +6,7 @@
 //! | handle | file | life |
 //! |---|---|---|
 //! | [`Disk`] | raw, sparse, of the disk's size | cloned from a base, written by one VM, removed with it |
+//! | [`layered_disk::LayeredDisk`] | a directory of tops on a chain of layers | made on an image, written by one VM, sealed for children |
 //! | [`MemoryImage`] | flat, sparse, of the guest's memory size | written once, sealed, mapped privately by any number of VMs |
 
 pub mod blob;

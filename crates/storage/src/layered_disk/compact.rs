@@ -11,9 +11,9 @@
 
 use super::manifest::TopName;
 use super::open::is_free;
-use super::{BlockRange, LayeredDisk, SealedTop, StackedImage, State, StorageError, Top, lock, remove_files};
+use super::{LayeredDisk, SealedTop, StackedImage, State, StorageError, Top, lock, remove_files};
 use crate::BLOCK_BYTES;
-use crate::top::BlockState;
+use crate::top::{BlockState, run_of_tops};
 use std::sync::{Arc, PoisonError};
 
 /// Blocks that are copied at once.
@@ -172,7 +172,7 @@ fn copy(old: &[Arc<SealedTop>], top: &Top) -> Result<(), StorageError> {
     let mut states = Vec::new();
     let mut position = 0;
     while position < blocks {
-        let run = run_of(old, position, blocks);
+        let run = run_of_tops(old, position, blocks);
         let end = run.blocks().end;
         if run.state == BlockState::Data {
             let owner = old.iter().rev().find(|top| top.top().map().state(position) != BlockState::Absent);
@@ -196,17 +196,4 @@ fn copy(old: &[Arc<SealedTop>], top: &Top) -> Result<(), StorageError> {
         position = end;
     }
     top.import_states(&states)
-}
-
-/// The run at `block` in which one of the tops, or none, is the uppermost that has the blocks, all in one state.
-fn run_of(tops: &[Arc<SealedTop>], block: u64, limit: u64) -> BlockRange {
-    let mut end = limit;
-    for top in tops.iter().rev() {
-        let (state, run_end) = top.top().map().run(block, end);
-        end = run_end;
-        if state != BlockState::Absent {
-            return BlockRange { first: block, count: end - block, state };
-        }
-    }
-    BlockRange { first: block, count: end - block, state: BlockState::Absent }
 }

@@ -6,8 +6,12 @@ mod power_cut;
 mod threads;
 
 use super::*;
-use crate::top::ChangeKind;
+use crate::blob::FileBlob;
+use crate::chain::LayerChain;
+use crate::commit::{Below, LayerOptions, Source, write_layer_file};
+use crate::layer::Layer;
 use crate::top::simulation::Simulation;
+use crate::{ChangeKind, Delta};
 use proptest::prelude::*;
 
 /// Two blocks of data, one of zeros, and so on; an image that ends in the middle of a block.
@@ -217,12 +221,24 @@ fn check_stack(disk: &LayeredDisk, model: &[u8]) {
             let part = &mut rebuilt[change.range.start as usize..change.range.end as usize];
             match change.kind {
                 ChangeKind::Data => top.read_changed(part, change.range.start).unwrap(),
-                ChangeKind::Zero => part.fill(0),
+                ChangeKind::Zeros => part.fill(0),
             }
             from = change.range.end;
         }
     }
     assert_same(&rebuilt, model, "tops, one by one");
+    let mut rebuilt = model_of(&Stripes { size: image.lower().size() }, disk.size());
+    let mut from = 0;
+    while let Some(change) = image.next_change(from).unwrap() {
+        assert!(change.range.start >= from && change.range.end > change.range.start);
+        let part = &mut rebuilt[change.range.start as usize..change.range.end as usize];
+        match change.kind {
+            ChangeKind::Data => image.read_at(part, change.range.start).unwrap(),
+            ChangeKind::Zeros => part.fill(0),
+        }
+        from = change.range.end;
+    }
+    assert_same(&rebuilt, model, "all tops as one change");
 }
 
 #[test]
@@ -263,6 +279,35 @@ fn children_share_a_parent_and_change_only_themselves() {
     drop(child);
     assert!(LayeredDisk::remove(&directory.path().join("parent")).unwrap().is_empty());
     assert!(!path.exists());
+}
+
+#[test]
+fn sealed_tops_become_a_compact_layer() {
+    let directory = tempfile::tempdir().unwrap();
+    let size = 40 * BLOCK_BYTES;
+    let layer = |name: &str, source| {
+        let path = directory.path().join(name);
+        write_layer_file(source, &LayerOptions::default(), &path).unwrap();
+        Layer::from_blob(Arc::new(FileBlob::open(&path).unwrap())).unwrap()
+    };
+    let stripes = Stripes { size };
+    let base = layer("base", Source::Image(&stripes));
+    let lower = Arc::new(LayerChain::new(vec![Arc::clone(&base)]).unwrap());
+    let path = directory.path().join("disk");
+    let disk = LayeredDisk::create(&path, lower, 2 * size, u64::MAX, &BOOT).unwrap();
+    disk.write_at(&[9; 7000], 3000).unwrap();
+    disk.write_at(&[8; 5000], size + 300).unwrap();
+    disk.seal().unwrap();
+    disk.discard(0, 8192).unwrap();
+    disk.write_at(&[7; 100], 10 * BLOCK_BYTES).unwrap();
+    disk.seal().unwrap();
+    let image = disk.sealed_image();
+    let delta = layer("delta", Source::Delta(&image, Below::Image(&**image.lower())));
+    assert!(delta.stored_size() < 8 * BLOCK_BYTES);
+    let chain = LayerChain::new(vec![base, delta]).unwrap();
+    let mut found = vec![0xEE; 2 * size as usize];
+    chain.read_at(&mut found, 0).unwrap();
+    assert_same(&found, &content(&disk), "the layers");
 }
 
 #[test]

@@ -4,8 +4,7 @@
 
 use super::{Access, BlockState, BootId, Directory, HostDirectory, Lock, Top};
 use crate::layered_disk::Keeper;
-use crate::{BLOCK_BYTES, StorageError, raw_file::failed};
-use std::ops::Range;
+use crate::{BLOCK_BYTES, Change, ChangeKind, StorageError, raw_file::failed};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,24 +16,6 @@ pub struct SealedTop {
     directory: Arc<dyn Directory>,
     /// The books of the disk it was sealed by, when that is open.
     keeper: Option<Arc<Keeper>>,
-}
-
-/// A run of bytes that a top changes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
-    /// Whole blocks, in bytes.
-    pub range: Range<u64>,
-    /// What they are.
-    pub kind: ChangeKind,
-}
-
-/// What a changed run is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ChangeKind {
-    /// [`SealedTop::read_changed`] gives it.
-    Data,
-    /// Zeros that hide what is below.
-    Zero,
 }
 
 impl SealedTop {
@@ -116,7 +97,7 @@ impl SealedTop {
             let kind = match run.state {
                 BlockState::Absent => return None,
                 BlockState::Data => ChangeKind::Data,
-                BlockState::Zero => ChangeKind::Zero,
+                BlockState::Zero => ChangeKind::Zeros,
             };
             let blocks = run.blocks();
             Some(Change { range: blocks.start * BLOCK_BYTES..blocks.end * BLOCK_BYTES, kind })

@@ -219,14 +219,16 @@ impl Simulation {
 
     /// What is there when the process dies after the first `count` operations, with the next one done in part.
     pub(crate) fn after_death(&self, count: usize, random: &mut StdRng) -> Self {
-        let operations = lock(&self.0.now).1.clone();
-        let mut state = self.0.start.clone();
-        operations[..count].iter().for_each(|operation| state.apply(operation));
-        if let Some(Operation::Write { file, offset, data }) = operations.get(count) {
+        let all = lock(&self.0.now).1.clone();
+        let mut operations = all[..count].to_vec();
+        if let Some(Operation::Write { file, offset, data }) = all.get(count) {
             let part = data[..random.random_range(0..=data.len())].to_vec();
-            state.apply(&Operation::Write { file: *file, offset: *offset, data: part });
+            operations.push(Operation::Write { file: *file, offset: *offset, data: part });
         }
-        Self::new(state)
+        let died = Self::new(self.0.start.clone());
+        // What was not synced is still to be lost with the power.
+        operations.into_iter().for_each(|operation| died.0.record(operation));
+        died
     }
 
     /// What is there when the host loses its power after the first `count` operations.

@@ -2,8 +2,8 @@
 //!
 //! Owns handles only. A block is what the uppermost top that has it says; what none has is the image's.
 
-use super::{BlockState, SealedTop, read_clipped};
-use crate::{BLOCK_BYTES, Image, StorageError};
+use super::{BlockRange, BlockState, SealedTop, read_clipped};
+use crate::{BLOCK_BYTES, Change, ChangeKind, Delta, Image, StorageError};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -110,4 +110,48 @@ impl Image for StackedImage {
         self.lower.make_durable()?;
         self.tops.iter().try_for_each(|top| top.make_durable())
     }
+}
+
+impl Delta for StackedImage {
+    /// What the tops change of [`StackedImage::lower`], all of them together.
+    fn next_change(&self, offset: u64) -> Result<Option<Change>, StorageError> {
+        let (mut position, blocks) = (offset / BLOCK_BYTES, self.size.div_ceil(BLOCK_BYTES));
+        let mut found: Option<Change> = None;
+        while position < blocks {
+            let run = run_of_tops(&self.tops, position, blocks);
+            let bytes = offset.max(position * BLOCK_BYTES)..run.blocks().end * BLOCK_BYTES;
+            let kind = match run.state {
+                BlockState::Absent => None,
+                BlockState::Data => Some(ChangeKind::Data),
+                BlockState::Zero => Some(ChangeKind::Zeros),
+            };
+            match (&mut found, kind) {
+                (None, None) => {}
+                (None, Some(kind)) => found = Some(Change { range: bytes, kind }),
+                // The next top's part of the same run.
+                (Some(change), Some(kind)) if kind == change.kind => change.range.end = bytes.end,
+                (Some(_), _) => break,
+            }
+            position = run.blocks().end;
+        }
+        Ok(found)
+    }
+}
+
+/// The run at `block` in which one of the tops, or none, is the uppermost that has the blocks, all in one state.
+pub(crate) fn run_of_tops(tops: &[Arc<SealedTop>], block: u64, limit: u64) -> BlockRange {
+    let mut end = limit;
+    for top in tops.iter().rev() {
+        let map = top.top().map();
+        if block >= map.blocks() {
+            continue;
+        }
+        let (state, run_end) = map.run(block, end.min(map.blocks()));
+        // Behind the end of a smaller top nothing is known of it.
+        end = run_end;
+        if state != BlockState::Absent {
+            return BlockRange { first: block, count: end - block, state };
+        }
+    }
+    BlockRange { first: block, count: end - block, state: BlockState::Absent }
 }
