@@ -28,6 +28,8 @@ pub(super) struct Book {
     pending: bool,
     /// Tops the pending manifest names that may not be durable.
     unsettled: Vec<Arc<Top>>,
+    /// Whether the directory was synced by this process: an earlier one may have died between a rename and its sync.
+    names_are_durable: bool,
     /// An fsync failed: what is on the disk is unknown.
     failed: bool,
 }
@@ -40,7 +42,8 @@ impl Keeper {
         pending: bool,
         unsettled: Vec<Arc<Top>>,
     ) -> Self {
-        let book = Book { manifest, generation: 0, pending, unsettled, failed: false };
+        let book =
+            Book { manifest, generation: 0, pending, unsettled, names_are_durable: false, failed: false };
         Self { directory, book: Mutex::new(book), settling: Mutex::new(()) }
     }
 
@@ -79,7 +82,10 @@ impl Keeper {
                     return Err(self.not_durable("an earlier flush failed"));
                 }
                 if !book.pending {
-                    return Ok(());
+                    if book.names_are_durable {
+                        return Ok(());
+                    }
+                    break;
                 }
                 (book.generation, book.unsettled.clone())
             };
@@ -97,9 +103,13 @@ impl Keeper {
             renamed.map_err(|error| failed("replace", &self.directory.path().join(DURABLE), error))?;
             book.pending = false;
             book.unsettled.clear();
-            drop(book);
-            return self.synced(self.directory.sync());
+            // The rename is to be made durable.
+            book.names_are_durable = false;
+            break;
         }
+        self.synced(self.directory.sync())?;
+        lock(&self.book).names_are_durable = true;
+        Ok(())
     }
 
     fn synced(&self, outcome: io::Result<()>) -> Result<(), StorageError> {
