@@ -10,6 +10,7 @@
 //! | [`process`] | pidfds, start times, detached spawning, waiting |
 //! | [`memory`] | which pages of another process were written, and reading them |
 //! | [`file`] | reflinks, holes, data extents, free space |
+//! | [`fuse`] | the FUSE device: protocol, mounting, memory for requests that outlives a process |
 //! | [`tsc`] | the rate of the time-stamp counter |
 //! | [`watch`] | being told of new files in a directory |
 //! | [`guest`] | what PID 1 of a guest needs: modules, clock, random pool, reaping, spawning as a user |
@@ -17,6 +18,7 @@
 
 pub mod cgroup;
 pub mod file;
+pub mod fuse;
 pub mod guest;
 pub mod memory;
 pub mod netns;
