@@ -3,6 +3,8 @@
 //! Owns the kernel's side of every export (device or file, request loop). Knows neither layers nor sandboxes, keeps no
 //! record: whoever exports remembers number and name, and recovers with them after a restart.
 
+pub mod fuse;
+
 use aenv_storage::{BlockDevice, Image, StorageError};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -74,6 +76,14 @@ pub enum ExportError {
         what: &'static str,
         /// Its value.
         value: String,
+    },
+    /// Number or name are none that an export can have.
+    #[error("export {name:?} is not valid: {reason}")]
+    Invalid {
+        /// The name that was asked for.
+        name: String,
+        /// What is wrong.
+        reason: &'static str,
     },
     /// There is nothing to take over.
     #[error("there is no export {name} to take over: {reason}")]

@@ -140,6 +140,32 @@ pub fn start_time(pid: u32) -> io::Result<u64> {
     })
 }
 
+/// Whether a thread has been sent SIGKILL and waits for something before it can end. One that is gone is not.
+#[must_use]
+pub fn is_being_killed(thread: u32) -> bool {
+    if thread == 0 {
+        return false;
+    }
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/{thread}/{name}"));
+    // What cannot be read is gone.
+    read("status").is_ok_and(|status| has_kill_pending(&status))
+        || read("stat").is_ok_and(|stat| is_exiting(&stat))
+}
+
+fn has_kill_pending(status: &str) -> bool {
+    let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
+    let signals = pending.and_then(|signals| u64::from_str_radix(signals.trim(), 16).ok());
+    signals.is_some_and(|signals| signals & 1 << (libc::SIGKILL - 1) != 0)
+}
+
+/// Field 9 has the flag PF_EXITING; counted from behind the name. A zombie waits for its parent, not for us.
+fn is_exiting(stat: &str) -> bool {
+    let Some((_, rest)) = stat.rsplit_once(')') else { return false };
+    let mut fields = rest.split_whitespace();
+    let waits = fields.next().is_some_and(|state| state == "D");
+    waits && fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()).is_some_and(|flags| flags & 4 != 0)
+}
+
 /// Field 22; counted from behind the name, which may hold spaces and parentheses.
 fn parse_start_time(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;

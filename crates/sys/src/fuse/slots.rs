@@ -11,9 +11,10 @@
 
 use super::pages::{PAGE_BYTES, mapped};
 use rustix::fs::{FlockOperation, MemfdFlags, SealFlags};
+use rustix::io::Errno;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -51,6 +52,18 @@ fn total_bytes(count: u32) -> io::Result<usize> {
     Ok(count as usize * SLOT_BYTES)
 }
 
+/// Takes what [`create`] made for this process. To do so again is no error.
+///
+/// # Errors
+/// `WouldBlock` when another process has it.
+pub fn lock(memory: BorrowedFd<'_>) -> io::Result<()> {
+    // A record lock belongs to this process, whoever else has the descriptor, and ends with it.
+    match rustix::fs::fcntl_lock(memory, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::AGAIN | Errno::ACCESS) => Err(io::ErrorKind::WouldBlock.into()),
+        locked => Ok(locked?),
+    }
+}
+
 /// Maps what [`create`] made; returns all slots. The caller must not close another descriptor of the same memory while it
 /// has slots: this would end the lock.
 ///
@@ -67,8 +80,7 @@ pub fn map(memory: OwnedFd, count: u32) -> io::Result<Vec<Slot>> {
         let text = format!("the memory has {size} bytes: {count} slots have {length}");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
-    // A record lock belongs to this process, whoever else has the descriptor, and ends with it.
-    rustix::fs::fcntl_lock(&memory, FlockOperation::NonBlockingLockExclusive)?;
+    lock(memory.as_fd())?;
     // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
     let address = unsafe {
         libc::mmap(

@@ -93,3 +93,15 @@ async fn a_process_is_found_by_name_killed_and_never_mistaken() {
     assert_eq!(process.reap().unwrap(), Some(Ended::Signalled(9)));
     assert!(PidFd::open(process.pid(), Some(started)).is_err());
 }
+
+#[test]
+fn a_thread_that_waits_with_sigkill_is_told_from_others() {
+    assert!(has_kill_pending("Name:\tx\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"));
+    assert!(!has_kill_pending("SigPnd:\t0000000000000200\nShdPnd:\t0000000000000100\n"));
+    assert!(!has_kill_pending("SigPnd:\tnothing\n"));
+    assert!(is_exiting("7 (a) b) D 1 7 7 0 -1 4194564 0 0"));
+    assert!(!is_exiting("7 (a) b) Z 1 7 7 0 -1 4194564 0 0"));
+    assert!(!is_exiting("7 (a) b) D 1 7 7 0 -1 4194560 0 0"));
+    assert!(!is_being_killed(std::process::id()));
+    assert!(!is_being_killed(0));
+}

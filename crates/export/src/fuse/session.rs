@@ -1,0 +1,472 @@
+//! The workers: they read requests into slots, have them answered, and tell the kernel.
+//!
+//! A slot says how far its request is, so that the next daemon knows what to do with it:
+//!
+//! ```text
+//! FREE ─▶ READING ──request read──▶ EXECUTING ──done──▶ ANSWERING ──kernel told──▶ FREE
+//!                                      │  ▲
+//!                                      ▼  │ tried again
+//!                                     PARKED
+//! next daemon:  FREE                          nothing was in flight
+//!               READING                       a request may be in it, then as EXECUTING; the header's length is 0 if not
+//!               EXECUTING                     not answered: do it (again)
+//!               ANSWERING, data was changed   done and perhaps answered: never do it again, send the stored answer
+//!               ANSWERING, else               do it again: it changes nothing
+//!               PARKED                        goes on waiting
+//! ```
+//! An answer that the kernel has already is refused by it (`ENOENT`), so sending one too many does no harm. But a write
+//! that was answered must not be done again: its range may have been written since.
+//!
+//! Owns the threads and the descriptors of the connection. Decides no answer.
+
+use super::files::Files;
+use super::holder::Attachment;
+use super::parked::{Parked, Reason};
+use super::requests::{Answer, Request, answer_to};
+use crate::ExportError;
+use aenv_sys::fuse::abi::{
+    self, NotifyDelete, NotifyEntry, NotifyRetrieve, ReplyHeader, RequestHeader, WriteOut, notify, opcode,
+};
+use aenv_sys::fuse::pages::{PAGE_BYTES, Pages};
+use aenv_sys::fuse::pressure;
+use aenv_sys::fuse::slots::{DATA_BYTES, Slot};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use zerocopy::{FromZeros, IntoBytes};
+
+const FREE: u32 = 0;
+const READING: u32 = 1;
+const EXECUTING: u32 = 2;
+const ANSWERING: u32 = 3;
+const PARKED: u32 = 4;
+
+/// Words of a slot: the descriptor its request was read from; the answer's errno and size while ANSWERING.
+const DEVICE: usize = 0;
+const OUTCOME_ERROR: usize = 1;
+const OUTCOME_SIZE: usize = 2;
+
+/// Bytes of an answer's header.
+const REPLY_HEADER: usize = size_of::<ReplyHeader>();
+/// Where an answer begins in its buffer, such that its body is page-aligned.
+const REPLY_OFFSET: usize = PAGE_BYTES - REPLY_HEADER;
+/// How long the end waits for requests that are being executed.
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Workers that serve.
+#[derive(Debug)]
+pub(super) struct Session {
+    threads: Vec<JoinHandle<()>>,
+    shared: Arc<Shared>,
+    _socket: OwnedFd,
+}
+
+#[derive(Debug)]
+struct Shared {
+    devices: Vec<OwnedFd>,
+    files: Arc<Files>,
+    parked: Arc<Parked>,
+    /// Slots whose requests an earlier daemon did not answer.
+    left: Mutex<Vec<Slot>>,
+    stopping: AtomicBool,
+    /// Whether it was said that memory cannot be locked.
+    warned: AtomicBool,
+}
+
+/// Buffer of answers: one per thread.
+struct Reply(Pages);
+
+impl Reply {
+    fn new() -> io::Result<Self> {
+        Pages::new(PAGE_BYTES + DATA_BYTES).map(Self)
+    }
+
+    fn body(&mut self) -> &mut [u8] {
+        &mut self.0[PAGE_BYTES..]
+    }
+
+    /// The whole answer, its body being `size` bytes.
+    fn message(&mut self, unique: u64, error: Option<Errno>, size: usize) -> &[u8] {
+        let length = REPLY_HEADER + size;
+        let error = error.map_or(0, |error| -error.raw_os_error());
+        let header = ReplyHeader { length: length as u32, error, unique };
+        self.0[REPLY_OFFSET..PAGE_BYTES].copy_from_slice(header.as_bytes());
+        &self.0[REPLY_OFFSET..REPLY_OFFSET + length]
+    }
+}
+
+impl Session {
+    /// Begins to serve: first what earlier daemons left, then what the kernel has.
+    pub(super) fn start(
+        attachment: Attachment,
+        slots: Vec<Slot>,
+        files: Arc<Files>,
+        parked: Arc<Parked>,
+    ) -> Result<Self, ExportError> {
+        let (devices, socket) = attachment.into_parts();
+        let left = Mutex::new(sort_slots(slots, &parked, devices.len()));
+        let workers = devices.len();
+        let (stopping, warned) = (AtomicBool::new(false), AtomicBool::new(false));
+        let shared = Arc::new(Shared { devices, files, parked, left, stopping, warned });
+        let mut session = Self { threads: Vec::new(), shared, _socket: socket };
+        for device in 0..workers {
+            session.spawn(&format!("fuse-{device}"), move |shared, reply| work(shared, device, reply))?;
+        }
+        session.spawn("fuse-parked", retry_parked)?;
+        Ok(session)
+    }
+
+    fn spawn(
+        &mut self,
+        name: &str,
+        run: impl FnOnce(&Shared, &mut Reply) + Send + 'static,
+    ) -> Result<(), ExportError> {
+        let failed = |source| ExportError::Io { action: format!("start the thread {name}"), source };
+        let shared = Arc::clone(&self.shared);
+        let mut reply = Reply::new().map_err(failed)?;
+        if !reply.0.is_locked() {
+            self.shared.warn_unlocked("a limit or a missing right forbids it");
+        }
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            if let Err(error) = pressure::become_io_flusher() {
+                tracing::debug!("a thread that serves files may wait for memory: {error}");
+            }
+            run(&shared, &mut reply);
+        });
+        self.threads.push(thread.map_err(failed)?);
+        Ok(())
+    }
+
+    /// Ends all threads. Requests that wait go on waiting, for the next daemon.
+    pub(super) fn stop(self, notifier: &Notifier) {
+        self.shared.stopping.store(true, Ordering::Release);
+        self.shared.parked.end();
+        let deadline = Instant::now() + STOP_PATIENCE;
+        // Each message ends one worker; who is executing something takes it afterwards.
+        for _ in self.threads.iter().filter(|thread| !thread.is_finished()) {
+            if let Err(error) = notifier.wake_up() {
+                // Then the connection is gone, and the workers see it, too.
+                tracing::debug!("cannot wake a worker: {error}");
+            }
+        }
+        for thread in self.threads {
+            while !thread.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if !thread.is_finished() {
+                tracing::warn!("a request takes longer than {STOP_PATIENCE:?}: its thread is left behind");
+            } else if thread.join().is_err() {
+                tracing::error!("a thread that serves files has panicked");
+            }
+        }
+        self.shared.parked.clear();
+        self.shared.left.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+impl Shared {
+    fn warn_unlocked(&self, error: impl std::fmt::Display) {
+        if !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!("memory of requests cannot be locked and may be swapped out: {error}");
+        }
+    }
+
+    /// Executes a request and answers it. Returns why it was parked, if so.
+    fn handle(&self, slot: &Slot, reply: &mut Reply) -> Handled {
+        let Some(request) = Request::parse(slot.request()) else {
+            tracing::error!("the kernel sent a request whose length is not its own");
+            slot.set_state(FREE);
+            return Handled::Done;
+        };
+        slot.set_state(EXECUTING);
+        let executed =
+            std::panic::catch_unwind(AssertUnwindSafe(|| answer_to(&self.files, &request, reply.body())));
+        let answer = executed.unwrap_or_else(|_| {
+            tracing::error!("request {} of node {} has panicked", request.header.opcode, request.header.node);
+            Answer::Error(Errno::IO)
+        });
+        let (error, size) = match answer {
+            Answer::Body(size) => (None, size),
+            Answer::Error(error) => (Some(error), 0),
+            Answer::Park(reason) => {
+                slot.set_state(PARKED);
+                return Handled::NoRoom(Reason {
+                    number: number_of(&request.header),
+                    text: reason,
+                    bytes: request.header.length as usize,
+                });
+            }
+            Answer::Silence => {
+                slot.set_state(FREE);
+                return Handled::Done;
+            }
+            Answer::Returned => {
+                slot.set_state(FREE);
+                return Handled::WokenUp;
+            }
+        };
+        self.answer(slot, &request.header, error, size, reply);
+        Handled::Done
+    }
+
+    /// Sends the answer, whose body is in `reply`, and frees the slot.
+    fn answer(
+        &self,
+        slot: &Slot,
+        header: &RequestHeader,
+        error: Option<Errno>,
+        size: usize,
+        reply: &mut Reply,
+    ) {
+        if changes_data(header.opcode) {
+            let done = if header.opcode == opcode::WRITE { written(reply.body()) } else { 0 };
+            slot.set_word(OUTCOME_ERROR, error.map_or(0, |error| error.raw_os_error().unsigned_abs()));
+            slot.set_word(OUTCOME_SIZE, done);
+            slot.set_state(ANSWERING);
+        }
+        let Some(device) = self.devices.get(slot.word(DEVICE) as usize) else {
+            tracing::error!("a request was read from descriptor {}, which is not there", slot.word(DEVICE));
+            slot.set_state(FREE);
+            return;
+        };
+        match rustix::io::write(device, reply.message(header.unique, error, size)) {
+            // Gone meanwhile: interrupted, answered by an earlier daemon, or unmounted.
+            Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {}
+            Err(refused) => {
+                tracing::error!("the kernel refuses an answer to request {}: {refused}", header.opcode);
+                if let Err(error) =
+                    rustix::io::write(device, reply.message(header.unique, Some(Errno::IO), 0))
+                {
+                    tracing::error!("the kernel refuses an error for request {}: {error}", header.opcode);
+                }
+            }
+        }
+        slot.set_state(FREE);
+    }
+
+    /// Deals with a slot that an earlier daemon left.
+    fn resume(&self, slot: &Slot, reply: &mut Reply) -> Handled {
+        if slot.state() == ANSWERING
+            && let Some(request) = Request::parse(slot.request())
+            && changes_data(request.header.opcode)
+        {
+            let error = match slot.word(OUTCOME_ERROR) {
+                0 => None,
+                number => Some(Errno::from_raw_os_error(number.cast_signed())),
+            };
+            let size = match (error, request.header.opcode) {
+                (None, opcode::WRITE) => {
+                    let done = WriteOut { size: slot.word(OUTCOME_SIZE), padding: 0 };
+                    reply.body()[..size_of::<WriteOut>()].copy_from_slice(done.as_bytes());
+                    size_of::<WriteOut>()
+                }
+                _ => 0,
+            };
+            self.answer(slot, &request.header, error, size, reply);
+            return Handled::Done;
+        }
+        self.handle(slot, reply)
+    }
+}
+
+enum Handled {
+    Done,
+    NoRoom(Reason),
+    /// By a message of our own.
+    WokenUp,
+}
+
+/// Whether doing it again could undo what was done since.
+fn changes_data(code: u32) -> bool {
+    matches!(code, opcode::WRITE | opcode::FALLOCATE)
+}
+
+/// Bytes that the answer to a write says were written.
+fn written(body: &[u8]) -> u32 {
+    body.first_chunk::<4>().map_or(0, |size| u32::from_ne_bytes(*size))
+}
+
+/// Number of the export that a request is about.
+fn number_of(header: &RequestHeader) -> u32 {
+    u32::try_from(header.node.saturating_sub(1)).unwrap_or(0)
+}
+
+/// Gives free slots and parked requests to `parked`; returns those with other requests.
+fn sort_slots(slots: Vec<Slot>, parked: &Parked, devices: usize) -> Vec<Slot> {
+    let mut left = Vec::new();
+    for slot in slots {
+        let whole = Request::parse(slot.request()).map(|request| request.header);
+        match (slot.state(), whole) {
+            (READING | EXECUTING | ANSWERING, Some(_)) if (slot.word(DEVICE) as usize) < devices => {
+                left.push(slot)
+            }
+            (PARKED, Some(header)) => {
+                let text = "there was no room, and it was not tried again yet".to_owned();
+                let bytes = header.length as usize;
+                parked.park_again(slot, Reason { number: number_of(&header), text, bytes });
+            }
+            _ => {
+                slot.set_state(FREE);
+                parked.release(slot);
+            }
+        }
+    }
+    if !left.is_empty() {
+        tracing::info!(
+            "{} requests were in flight when the earlier daemon ended: they are done again",
+            left.len()
+        );
+    }
+    left
+}
+
+/// A worker.
+fn work(shared: &Shared, device: usize, reply: &mut Reply) {
+    loop {
+        let slot = shared.left.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Some(slot) = slot else { break };
+        match shared.resume(&slot, reply) {
+            Handled::NoRoom(reason) => shared.parked.park_again(slot, reason),
+            Handled::Done | Handled::WokenUp => shared.parked.release(slot),
+        }
+    }
+    while let Some(mut slot) = shared.parked.take_slot() {
+        if let Err(error) = slot.lock() {
+            shared.warn_unlocked(&error);
+        }
+        match serve(shared, device, &mut slot, reply) {
+            Some(reason) => shared.parked.park(slot, reason),
+            None => {
+                shared.parked.leave(slot);
+                return;
+            }
+        }
+    }
+}
+
+/// Serves requests until one has to wait, and returns why; none when the end has come.
+fn serve(shared: &Shared, device: usize, slot: &mut Slot, reply: &mut Reply) -> Option<Reason> {
+    let descriptor = shared.devices.get(device)?;
+    slot.set_word(DEVICE, u32::try_from(device).ok()?);
+    loop {
+        // Nothing of the request before may be taken for a new one.
+        slot.request_mut()[..size_of::<RequestHeader>()].zero();
+        slot.set_state(READING);
+        match rustix::io::read(descriptor, slot.request_mut()) {
+            Ok(_) => {}
+            // The request was taken back, or there was a signal.
+            Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => continue,
+            Err(Errno::NODEV) => {
+                slot.set_state(FREE);
+                return None;
+            }
+            Err(error) => {
+                slot.set_state(FREE);
+                tracing::error!("cannot read requests of the FUSE mount: {error}");
+                return None;
+            }
+        }
+        match shared.handle(slot, reply) {
+            Handled::Done => {}
+            Handled::NoRoom(reason) => return Some(reason),
+            // A message to an earlier daemon may come late.
+            Handled::WokenUp if shared.stopping.load(Ordering::Acquire) => return None,
+            Handled::WokenUp => {}
+        }
+    }
+}
+
+/// The thread that tries parked requests again.
+fn retry_parked(shared: &Shared, reply: &mut Reply) {
+    while let Some(due) = shared.parked.take_due() {
+        let mut full = Vec::new();
+        for (id, number, mut slot) in due {
+            if full.contains(&number) && !give_up_if_killed(shared, &slot, reply) {
+                shared.parked.still(id, slot, None);
+                continue;
+            }
+            let handled = if slot.state() == PARKED { shared.handle(&slot, reply) } else { Handled::Done };
+            match handled {
+                Handled::NoRoom(reason) => {
+                    full.push(number);
+                    if give_up_if_killed(shared, &slot, reply) {
+                        free(shared, id, &mut slot);
+                        shared.parked.done(id, slot);
+                    } else {
+                        shared.parked.still(id, slot, Some(reason.text));
+                    }
+                }
+                Handled::Done | Handled::WokenUp => {
+                    free(shared, id, &mut slot);
+                    shared.parked.done(id, slot);
+                }
+            }
+        }
+    }
+}
+
+/// A slot that goes back to the others keeps no memory.
+fn free(shared: &Shared, id: u64, slot: &mut Slot) {
+    if let Err(error) = slot.free_data() {
+        shared.warn_unlocked(&error);
+        tracing::debug!("parked request {id} keeps its memory: {error}");
+    }
+}
+
+/// Answers a parked request whose asker is being killed: it could not end before. Returns whether it is.
+fn give_up_if_killed(shared: &Shared, slot: &Slot, reply: &mut Reply) -> bool {
+    let Some(request) = Request::parse(slot.request()) else { return false };
+    let killed = aenv_sys::process::is_being_killed(request.header.pid);
+    if killed {
+        shared.answer(slot, &request.header, Some(Errno::INTR), 0, reply);
+    }
+    killed
+}
+
+/// Tells the kernel what it did not ask.
+#[derive(Debug)]
+pub(super) struct Notifier {
+    device: OwnedFd,
+}
+
+impl Notifier {
+    pub(super) fn new(device: OwnedFd) -> Self {
+        Self { device }
+    }
+
+    /// A name may stand for another file, or for none.
+    pub(super) fn entry_changed(&self, name: &str) -> io::Result<()> {
+        let body = NotifyEntry { parent: abi::ROOT_NODE, name_length: name.len() as u32, flags: 0 };
+        self.send(notify::INVALIDATE_ENTRY, body.as_bytes(), Some(name))
+    }
+
+    /// A file is gone, though it may be in use.
+    pub(super) fn deleted(&self, node: u64, name: &str) -> io::Result<()> {
+        let (parent, name_length) = (abi::ROOT_NODE, name.len() as u32);
+        let body = NotifyDelete { parent, child: node, name_length, padding: 0 };
+        self.send(notify::DELETE, body.as_bytes(), Some(name))
+    }
+
+    /// Has the kernel send one request, which says nothing.
+    fn wake_up(&self) -> io::Result<()> {
+        let body = NotifyRetrieve { unique: 0, node: abi::ROOT_NODE, offset: 0, size: 0, padding: 0 };
+        self.send(notify::RETRIEVE, body.as_bytes(), None)
+    }
+
+    fn send(&self, code: i32, body: &[u8], name: Option<&str>) -> io::Result<()> {
+        let name = name.map(|name| [name.as_bytes(), b"\0"].concat()).unwrap_or_default();
+        let length = REPLY_HEADER + body.len() + name.len();
+        let header = ReplyHeader { length: length as u32, error: code, unique: 0 };
+        let message = [header.as_bytes(), body, &name].concat();
+        match rustix::io::write(&self.device, &message) {
+            // The kernel knows no such entry, or nothing is mounted any more.
+            Ok(_) | Err(Errno::NOENT | Errno::NODEV) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
