@@ -19,7 +19,8 @@
 //! | `session` | the workers: slots, answers, recovery |
 //! | `parked` | requests that wait for room |
 //!
-//! Rules. The exporter never opens a file of its own mount, which could wait for itself. Nothing is allocated per read or
+//! Rules. The exporter never opens a file of its own mount, which could wait for itself; only to end its workers it looks
+//! up a name. Nothing is allocated per read or
 //! write. A change of owner made through the mount lasts as long as the daemon: whoever exports records it and passes it
 //! to [`Exporter::recover`].
 
@@ -199,7 +200,7 @@ impl Drop for FuseExporter {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let State::Serving(session) = std::mem::replace(state, State::Ended) {
-            session.stop(&self.notifier);
+            session.stop(&self.mount);
         }
     }
 }

@@ -127,7 +127,7 @@ pub(super) fn attach(socket: &Path, patience: Duration) -> Result<Attachment, Ex
         let attached = try_attach(socket);
         match attached {
             Err(Refusal::Later(_)) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(10))
+                std::thread::sleep(Duration::from_millis(10));
             }
             Err(Refusal::Later(reason)) => return Err(unavailable(reason)),
             Err(Refusal::Final(error)) => return Err(error),

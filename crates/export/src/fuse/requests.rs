@@ -4,8 +4,7 @@
 //! bytes ─▶ Request ─▶ answer_to ─┬─▶ Body      this many bytes of the reply area
 //!                                ├─▶ Error     an errno
 //!                                ├─▶ Park      no room: try the same again later
-//!                                ├─▶ Silence   the kernel wants no answer
-//!                                └─▶ Returned  our own notification came back
+//!                                └─▶ Silence   the kernel wants no answer
 //! ```
 //! Owns nothing; may run the same request twice, in one daemon or in two. What the kernel checks itself (rights, by
 //! `default_permissions`) is not checked again.
@@ -57,7 +56,6 @@ pub(super) enum Answer {
     Error(Errno),
     Park(String),
     Silence,
-    Returned,
 }
 
 impl Answer {
@@ -116,7 +114,6 @@ pub(super) fn answer_to(files: &Files, request: &Request<'_>, reply: &mut [u8]) 
         opcode::BATCH_FORGET => forget_many(files, request),
         // Who is killed while a request is parked is found by looking; other requests end soon.
         opcode::INTERRUPT => Ok(Answer::Silence),
-        opcode::NOTIFY_REPLY => Ok(Answer::Returned),
         // The directory has what is exported.
         opcode::CREATE
         | opcode::MKNOD
@@ -195,11 +192,12 @@ fn open(file: &File, request: &Request<'_>, reply: &mut [u8]) -> Result<Answer> 
     if !file.is_disk && arguments.flags & ACCESS_MODE != 0 {
         return Ok(Answer::Error(Errno::ROFS));
     }
-    let open_flags = if file.is_disk {
+    let caching = if file.is_disk {
         open_flags::DIRECT_IO | open_flags::PARALLEL_DIRECT_WRITES
     } else {
         open_flags::KEEP_CACHE
     };
+    let open_flags = caching | open_flags::NO_FLUSH;
     Ok(Answer::of(reply, &OpenOut { handle: u64::from(file.number), open_flags, backing: 0 }))
 }
 

@@ -25,7 +25,7 @@ use super::parked::{Parked, Reason};
 use super::requests::{Answer, Request, answer_to};
 use crate::ExportError;
 use aenv_sys::fuse::abi::{
-    self, NotifyDelete, NotifyEntry, NotifyRetrieve, ReplyHeader, RequestHeader, WriteOut, notify, opcode,
+    self, NotifyDelete, NotifyEntry, ReplyHeader, RequestHeader, WriteOut, notify, opcode,
 };
 use aenv_sys::fuse::pages::{PAGE_BYTES, Pages};
 use aenv_sys::fuse::pressure;
@@ -34,6 +34,7 @@ use rustix::io::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::AssertUnwindSafe;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -55,6 +56,8 @@ const OUTCOME_SIZE: usize = 2;
 const REPLY_HEADER: usize = size_of::<ReplyHeader>();
 /// Where an answer begins in its buffer, such that its body is page-aligned.
 const REPLY_OFFSET: usize = PAGE_BYTES - REPLY_HEADER;
+/// Name that is looked up to wake a worker.
+const WAKE_UP: &str = ".end-of-worker";
 /// How long the end waits for requests that are being executed.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -142,18 +145,30 @@ impl Session {
         Ok(())
     }
 
+    /// Has each worker read one request more, which it ends with: a look-up of a name that no export can have. Nothing else
+    /// wakes a thread that waits for requests. On a thread of its own, as a worker may be busy for long.
+    fn wake_workers(&self, name: PathBuf) {
+        let workers = self.shared.devices.len();
+        let waker = std::thread::Builder::new().name("fuse-stop".to_owned()).spawn(move || {
+            for _ in 0..workers {
+                match rustix::fs::stat(&name) {
+                    Err(Errno::NOENT) => {}
+                    // The connection is gone, and the workers see it, too.
+                    other => return tracing::debug!("workers are not woken: {other:?}"),
+                }
+            }
+        });
+        if let Err(error) = waker {
+            tracing::warn!("cannot start a thread that wakes the workers: {error}");
+        }
+    }
+
     /// Ends all threads. Requests that wait go on waiting, for the next daemon.
-    pub(super) fn stop(self, notifier: &Notifier) {
+    pub(super) fn stop(self, mount: &Path) {
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.parked.end();
         let deadline = Instant::now() + STOP_PATIENCE;
-        // Each message ends one worker; who is executing something takes it afterwards.
-        for _ in self.threads.iter().filter(|thread| !thread.is_finished()) {
-            if let Err(error) = notifier.wake_up() {
-                // Then the connection is gone, and the workers see it, too.
-                tracing::debug!("cannot wake a worker: {error}");
-            }
-        }
+        self.wake_workers(mount.join(WAKE_UP));
         for thread in self.threads {
             while !thread.is_finished() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
@@ -205,13 +220,10 @@ impl Shared {
                 slot.set_state(FREE);
                 return Handled::Done;
             }
-            Answer::Returned => {
-                slot.set_state(FREE);
-                return Handled::WokenUp;
-            }
         };
         self.answer(slot, &request.header, error, size, reply);
-        Handled::Done
+        let woken = self.stopping.load(Ordering::Acquire) && is_wake_up(&request);
+        if woken { Handled::WokenUp } else { Handled::Done }
     }
 
     /// Sends the answer, whose body is in `reply`, and frees the slot.
@@ -277,8 +289,16 @@ impl Shared {
 enum Handled {
     Done,
     NoRoom(Reason),
-    /// By a message of our own.
+    /// By a request of our own, to end.
     WokenUp,
+}
+
+/// Whether it is the look-up that [`Session::stop`] makes.
+fn is_wake_up(request: &Request<'_>) -> bool {
+    let header = &request.header;
+    header.opcode == opcode::LOOKUP
+        && header.user == 0
+        && request.body.strip_suffix(b"\0") == Some(WAKE_UP.as_bytes())
 }
 
 /// Whether doing it again could undo what was done since.
@@ -303,7 +323,7 @@ fn sort_slots(slots: Vec<Slot>, parked: &Parked, devices: usize) -> Vec<Slot> {
         let whole = Request::parse(slot.request()).map(|request| request.header);
         match (slot.state(), whole) {
             (READING | EXECUTING | ANSWERING, Some(_)) if (slot.word(DEVICE) as usize) < devices => {
-                left.push(slot)
+                left.push(slot);
             }
             (PARKED, Some(header)) => {
                 let text = "there was no room, and it was not tried again yet".to_owned();
@@ -374,9 +394,7 @@ fn serve(shared: &Shared, device: usize, slot: &mut Slot, reply: &mut Reply) -> 
         match shared.handle(slot, reply) {
             Handled::Done => {}
             Handled::NoRoom(reason) => return Some(reason),
-            // A message to an earlier daemon may come late.
-            Handled::WokenUp if shared.stopping.load(Ordering::Acquire) => return None,
-            Handled::WokenUp => {}
+            Handled::WokenUp => return None,
         }
     }
 }
@@ -442,27 +460,20 @@ impl Notifier {
     /// A name may stand for another file, or for none.
     pub(super) fn entry_changed(&self, name: &str) -> io::Result<()> {
         let body = NotifyEntry { parent: abi::ROOT_NODE, name_length: name.len() as u32, flags: 0 };
-        self.send(notify::INVALIDATE_ENTRY, body.as_bytes(), Some(name))
+        self.send(notify::INVALIDATE_ENTRY, body.as_bytes(), name)
     }
 
     /// A file is gone, though it may be in use.
     pub(super) fn deleted(&self, node: u64, name: &str) -> io::Result<()> {
         let (parent, name_length) = (abi::ROOT_NODE, name.len() as u32);
         let body = NotifyDelete { parent, child: node, name_length, padding: 0 };
-        self.send(notify::DELETE, body.as_bytes(), Some(name))
+        self.send(notify::DELETE, body.as_bytes(), name)
     }
 
-    /// Has the kernel send one request, which says nothing.
-    fn wake_up(&self) -> io::Result<()> {
-        let body = NotifyRetrieve { unique: 0, node: abi::ROOT_NODE, offset: 0, size: 0, padding: 0 };
-        self.send(notify::RETRIEVE, body.as_bytes(), None)
-    }
-
-    fn send(&self, code: i32, body: &[u8], name: Option<&str>) -> io::Result<()> {
-        let name = name.map(|name| [name.as_bytes(), b"\0"].concat()).unwrap_or_default();
-        let length = REPLY_HEADER + body.len() + name.len();
+    fn send(&self, code: i32, body: &[u8], name: &str) -> io::Result<()> {
+        let length = REPLY_HEADER + body.len() + name.len() + 1;
         let header = ReplyHeader { length: length as u32, error: code, unique: 0 };
-        let message = [header.as_bytes(), body, &name].concat();
+        let message = [header.as_bytes(), body, name.as_bytes(), b"\0"].concat();
         match rustix::io::write(&self.device, &message) {
             // The kernel knows no such entry, or nothing is mounted any more.
             Ok(_) | Err(Errno::NOENT | Errno::NODEV) => Ok(()),

@@ -10,20 +10,20 @@ use std::time::Duration;
 
 /// A disk whose content is a plain file, so that it outlives a killed process.
 #[derive(Debug)]
-pub struct FileDisk {
+pub(crate) struct FileDisk {
     file: File,
     size: u64,
-    pub full: AtomicBool,
-    pub over_quota: AtomicBool,
-    pub broken: AtomicBool,
-    pub flushes: AtomicU64,
-    pub discarded: AtomicU64,
+    pub(crate) full: AtomicBool,
+    pub(crate) over_quota: AtomicBool,
+    pub(crate) broken: AtomicBool,
+    pub(crate) flushes: AtomicU64,
+    pub(crate) discarded: AtomicU64,
     /// Every write takes this long when the file exists that is named here.
-    pub slow: Option<(PathBuf, Duration)>,
+    pub(crate) slow: Option<(PathBuf, Duration)>,
 }
 
 impl FileDisk {
-    pub fn new(path: &Path, size: u64) -> Self {
+    pub(crate) fn new(path: &Path, size: u64) -> Self {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
         file.set_len(size).unwrap();
         Self {
@@ -97,13 +97,13 @@ impl BlockDevice for FileDisk {
 
 /// An image whose byte at `n` follows from `n`, with holes.
 #[derive(Debug)]
-pub struct PatternImage {
-    pub size: u64,
-    pub holes: Vec<Range<u64>>,
+pub(crate) struct PatternImage {
+    pub(crate) size: u64,
+    pub(crate) holes: Vec<Range<u64>>,
 }
 
 impl PatternImage {
-    pub fn byte(&self, offset: u64) -> u8 {
+    pub(crate) fn byte(&self, offset: u64) -> u8 {
         if self.holes.iter().any(|hole| hole.contains(&offset)) {
             return 0;
         }
@@ -112,7 +112,7 @@ impl PatternImage {
 }
 
 /// Never zero.
-pub fn pattern(offset: u64) -> u8 {
+pub(crate) fn pattern(offset: u64) -> u8 {
     (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8 | 1
 }
 

@@ -14,12 +14,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes of the daemon's disk.
-pub const DISK_BYTES: u64 = 4 << 20;
+pub(crate) const DISK_BYTES: u64 = 4 << 20;
 
 #[test]
 #[ignore = "a process of the other tests, started by them"]
 fn role() {
     let directory = PathBuf::from(std::env::var_os(DIRECTORY).expect("only other tests start this one"));
+    end_with_parent();
     match std::env::var(ROLE).unwrap().as_str() {
         "holder" => hold(&directory),
         "daemon" => serve(&directory),
@@ -28,6 +29,17 @@ fn role() {
         "stranger" => be_refused(&directory),
         other => panic!("no such role: {other}"),
     }
+}
+
+/// A test that is killed leaves no process, and none that waits for another one.
+fn end_with_parent() {
+    let parent = rustix::process::getppid();
+    std::thread::spawn(move || {
+        while rustix::process::getppid() == parent {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        std::process::exit(1);
+    });
 }
 
 fn hold(directory: &Path) {

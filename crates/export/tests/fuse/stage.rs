@@ -12,14 +12,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Which role a process has.
-pub const ROLE: &str = "AENV_TEST_ROLE";
+pub(crate) const ROLE: &str = "AENV_TEST_ROLE";
 /// In which directory.
-pub const DIRECTORY: &str = "AENV_TEST_DIRECTORY";
+pub(crate) const DIRECTORY: &str = "AENV_TEST_DIRECTORY";
 /// Long enough for a crowded machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A process of ours, which ends with the test.
-pub struct Process(pub Child);
+pub(crate) struct Process(pub(crate) Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
@@ -28,7 +28,7 @@ impl Drop for Process {
     }
 }
 
-pub fn start(role: &str, directory: &Path) -> Process {
+pub(crate) fn start(role: &str, directory: &Path) -> Process {
     let log = File::options().create(true).append(true).open(directory.join(format!("{role}.log"))).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "roles::role", "--nocapture"])
@@ -43,13 +43,13 @@ pub fn start(role: &str, directory: &Path) -> Process {
 }
 
 /// A directory with a running holder.
-pub struct Stage {
-    pub directory: tempfile::TempDir,
-    pub holder: Process,
+pub(crate) struct Stage {
+    pub(crate) directory: tempfile::TempDir,
+    pub(crate) holder: Process,
 }
 
 impl Stage {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("mount")).unwrap();
         // Files of the mount are opened by other users, too.
@@ -59,30 +59,30 @@ impl Stage {
         Self { directory, holder }
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    pub fn mount(&self, name: &str) -> PathBuf {
+    pub(crate) fn mount(&self, name: &str) -> PathBuf {
         self.path("mount").join(name)
     }
 
-    pub fn connect(&self) -> FuseExporter {
+    pub(crate) fn connect(&self) -> FuseExporter {
         FuseExporter::connect(&self.path("socket"), PATIENCE).unwrap()
     }
 
     /// An exporter that serves, without exports.
-    pub fn serve(&self) -> FuseExporter {
+    pub(crate) fn serve(&self) -> FuseExporter {
         let exporter = self.connect();
         exporter.start().unwrap();
         exporter
     }
 
-    pub fn disk(&self, name: &str, size: u64) -> Arc<FileDisk> {
+    pub(crate) fn disk(&self, name: &str, size: u64) -> Arc<FileDisk> {
         Arc::new(FileDisk::new(&self.path(name), size))
     }
 
-    pub fn mounted(&self) -> bool {
+    pub(crate) fn mounted(&self) -> bool {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         mounts.contains(self.path("mount").to_str().unwrap())
     }
@@ -103,16 +103,16 @@ impl Drop for Stage {
     }
 }
 
-pub fn export(number: u32, name: &str) -> Export {
+pub(crate) fn export(number: u32, name: &str) -> Export {
     Export { number, name: name.to_owned(), owner: 0 }
 }
 
-pub fn add_disk(exporter: &FuseExporter, number: u32, disk: &Arc<FileDisk>) -> PathBuf {
+pub(crate) fn add_disk(exporter: &FuseExporter, number: u32, disk: &Arc<FileDisk>) -> PathBuf {
     let content = Content::Disk(Arc::<FileDisk>::clone(disk));
     exporter.add(&export(number, &format!("disk-{number}")), content).unwrap()
 }
 
-pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < deadline, "waited in vain until {what}");

@@ -48,7 +48,6 @@ pub mod opcode {
     pub const CREATE: u32 = 35;
     pub const INTERRUPT: u32 = 36;
     pub const DESTROY: u32 = 38;
-    pub const NOTIFY_REPLY: u32 = 41;
     pub const BATCH_FORGET: u32 = 42;
     pub const FALLOCATE: u32 = 43;
     pub const READDIRPLUS: u32 = 44;
@@ -60,8 +59,6 @@ pub mod opcode {
 pub mod notify {
     /// Forget a directory's entry.
     pub const INVALIDATE_ENTRY: i32 = 3;
-    /// Send what is cached of a file: the answer is a request with [`super::opcode::NOTIFY_REPLY`].
-    pub const RETRIEVE: i32 = 5;
     /// A file was removed: forget its entry, though it is in use.
     pub const DELETE: i32 = 6;
 }
@@ -96,6 +93,8 @@ pub mod open_flags {
     pub const DIRECT_IO: u32 = 1 << 0;
     /// What is cached of it stays valid.
     pub const KEEP_CACHE: u32 = 1 << 1;
+    /// To close it needs no answer.
+    pub const NO_FLUSH: u32 = 1 << 5;
     /// Writes of it may run at the same time.
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
@@ -506,22 +505,6 @@ pub struct NotifyDelete {
     pub padding: u32,
 }
 
-/// Body of [`notify::RETRIEVE`].
-#[repr(C)]
-#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub struct NotifyRetrieve {
-    /// `unique` of the request that the kernel sends in return.
-    pub unique: u64,
-    /// The file.
-    pub node: u64,
-    /// First byte.
-    pub offset: u64,
-    /// Number of bytes.
-    pub size: u32,
-    /// Always 0.
-    pub padding: u32,
-}
-
 const _: () = {
     assert!(size_of::<RequestHeader>() == 40);
     assert!(size_of::<ReplyHeader>() == 16);
@@ -540,7 +523,6 @@ const _: () = {
     assert!(size_of::<DirectoryEntry>() == 24);
     assert!(size_of::<NotifyEntry>() == 16);
     assert!(size_of::<NotifyDelete>() == 24);
-    assert!(size_of::<NotifyRetrieve>() == 32);
 };
 
 #[cfg(test)]

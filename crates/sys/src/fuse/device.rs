@@ -7,16 +7,19 @@
 //! Owns nothing. A request is answered through the descriptor it was read from. **A request fails when that descriptor is
 //! closed by everyone**: who wants requests to outlive a process keeps *every* descriptor of the connection.
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 /// `_IOR(229, 0, uint32_t)`.
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
+/// How long a mount may take to show that it is dead, which takes the kernel no time.
+const PROBE_PATIENCE: Duration = Duration::from_secs(2);
 /// The device.
 pub const DEVICE: &str = "/dev/fuse";
 
@@ -54,20 +57,32 @@ pub fn unmount(path: &Path, force: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Unmounts connections at `path` that nobody serves any more. Returns how many there were.
+/// Unmounts connections at `path` that are aborted. Returns how many there were.
 ///
 /// # Errors
 /// The system's error, other than that there is nothing.
 pub fn unmount_dead(path: &Path) -> io::Result<u32> {
     let mut count = 0;
-    loop {
-        // A dead connection answers nothing, not even this.
-        match rustix::fs::statat(CWD, path, rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOTCONN) => rustix::mount::unmount(path, UnmountFlags::DETACH)?,
-            Err(Errno::NOENT) | Ok(_) => return Ok(count),
-            Err(error) => return Err(error.into()),
-        }
+    while is_dead(path)? {
+        rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
         count += 1;
+    }
+    Ok(count)
+}
+
+/// Whether an aborted connection is mounted at `path`. Attributes may be cached, so it is asked for what never is; one that
+/// lives may take as long as it likes to answer.
+fn is_dead(path: &Path) -> io::Result<bool> {
+    let path = path.to_owned();
+    let (answer, answered) = std::sync::mpsc::channel();
+    std::thread::Builder::new().name("fuse-probe".to_owned()).spawn(move || {
+        // Nobody listens any more when it took too long.
+        let _ = answer.send(rustix::fs::statfs(&path).map(drop));
+    })?;
+    match answered.recv_timeout(PROBE_PATIENCE) {
+        Ok(Err(Errno::NOTCONN | Errno::CONNABORTED)) => Ok(true),
+        Ok(Err(Errno::NOENT) | Ok(())) | Err(_) => Ok(false),
+        Ok(Err(error)) => Err(error.into()),
     }
 }
 
