@@ -12,6 +12,7 @@
 //! | [`file`] | reflinks, holes, data extents, free space |
 //! | [`fuse`] | the FUSE device: protocol, mounting, memory for requests that outlives a process |
 //! | [`tsc`] | the rate of the time-stamp counter |
+//! | [`ublk`] | the kernel's ublk driver: block devices answered by this process |
 //! | [`watch`] | being told of new files in a directory |
 //! | [`guest`] | what PID 1 of a guest needs: modules, clock, random pool, reaping, spawning as a user |
 #![expect(unsafe_code, reason = "this crate is the one home of unsafe code")]
@@ -25,4 +26,5 @@ pub mod netns;
 pub mod process;
 pub mod tap;
 pub mod tsc;
+pub mod ublk;
 pub mod watch;
