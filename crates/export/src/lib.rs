@@ -4,10 +4,14 @@
 //! record: whoever exports remembers number and name, and recovers with them after a restart.
 
 pub mod fuse;
+mod stall;
+pub mod ublk;
 
 use aenv_storage::{BlockDevice, Image, StorageError};
 use std::path::PathBuf;
 use std::sync::Arc;
+
+pub use stall::Stall;
 
 /// What is exported, and how it is found again.
 #[derive(Debug, Clone, PartialEq, Eq)]
