@@ -1,0 +1,53 @@
+//! Times, printed and not judged: sizes of what a device costs over the file behind it.
+
+use crate::stage::{Aligned, MIB, Stage, open_direct};
+use aenv_export::{Content, Exporter};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+const SIZE: u64 = 64 * MIB;
+const ROUNDS: usize = 1000;
+
+/// Mean and 99th percentile of 4 KiB requests, one after the other.
+fn measure(file: &File, write: bool) -> String {
+    let mut random = StdRng::seed_from_u64(5);
+    let mut block = Aligned::new(4096);
+    let mut times: Vec<Duration> = (0..ROUNDS)
+        .map(|_| {
+            let offset = random.random_range(0..SIZE / 4096) * 4096;
+            let started = Instant::now();
+            if write {
+                file.write_all_at(block.bytes(), offset).unwrap();
+            } else {
+                file.read_exact_at(block.bytes(), offset).unwrap();
+            }
+            started.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    let mean = times.iter().sum::<Duration>() / u32::try_from(times.len()).unwrap();
+    format!("{} µs mean, {} µs p99", mean.as_micros(), times[times.len() * 99 / 100].as_micros())
+}
+
+#[test]
+fn times_of_4_kib_requests() {
+    let Some(mut stage) = Stage::new("times") else { return };
+    let export = stage.export(170, "times");
+    let backing = stage.backing("times", SIZE);
+    backing.file().write_all_at(&vec![1; usize::try_from(SIZE).unwrap()], 0).unwrap();
+    backing.file().sync_all().unwrap();
+    let started = Instant::now();
+    let device = stage.exporter().add(&export, Content::Disk(backing)).unwrap();
+    println!("add to usable: {} µs", started.elapsed().as_micros());
+    for write in [false, true] {
+        let what = if write { "write" } else { "read" };
+        println!(
+            "4 KiB random {what}, direct, plain file: {}",
+            measure(&open_direct(&stage.file("times"), true), write)
+        );
+        println!("4 KiB random {what}, direct, ublk:       {}", measure(&open_direct(&device, true), write));
+    }
+}
