@@ -23,6 +23,7 @@ mod io_thread;
 mod machine;
 mod pool;
 mod serve;
+mod turns;
 
 use crate::{Content, Export, ExportError, Exporter, Stall};
 use aenv_sys::ublk::{CharDevice, Control, DeviceInfo, DeviceState, MAX_NUMBER, Queue};
@@ -228,17 +229,24 @@ impl UblkExporter {
             return Err(lost(format!("block device {number} is not served by this version: {info:?}")));
         }
         self.begin_recovery(number)?;
-        if let Err(error) = self.attach(device, &info) {
-            let interrupted =
-                matches!(&error, ExportError::Io { source, .. } if is(source, rustix::io::Errno::INVAL));
-            if !interrupted {
+        let served = self.attach(device, &info).and_then(|()| {
+            let recovered = self.control.end_recovery(number, LIMIT);
+            recovered.map_err(failed(format!("recover block device {number}")))
+        });
+        if let Err(error) = served {
+            let stuck = |source: &io::Error| {
+                is(source, rustix::io::Errno::INVAL) || source.kind() == io::ErrorKind::TimedOut
+            };
+            if !matches!(&error, ExportError::Io { source, .. } if stuck(source)) {
                 return Err(error);
             }
             // The kernel forgets a server only at the beginning of a recovery, and refuses to begin before one is complete.
+            device.end();
             self.delete(number)?;
-            return Err(lost(format!("an earlier recovery of block device {number} was interrupted")));
+            return Err(lost(format!(
+                "an earlier recovery of block device {number} was interrupted: {error}"
+            )));
         }
-        self.control.end_recovery(number, LIMIT).map_err(failed(format!("recover block device {number}")))?;
         hand_over(export, device)
     }
 

@@ -51,6 +51,14 @@ const SUITES: &[Suite] = &[
         processors: PROCESSORS,
     },
     Suite {
+        name: "block",
+        purpose: "disks and images as block devices by ublk, by the tests of crates/export",
+        inside: &["tests", "--env", "AENV_MUST_TEST=1"],
+        programs: &[TestProgram { package: "aenv-export", target: "ublk" }],
+        full_only: &[],
+        processors: PROCESSORS,
+    },
+    Suite {
         name: "driver",
         purpose: "the Firecracker driver and control groups, by the tests of crates/vmm",
         inside: &["tests", "--env", "AENV_TEST_DRIVER=firecracker", "--env", "AENV_MUST_TEST=1"],

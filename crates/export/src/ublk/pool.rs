@@ -13,9 +13,10 @@ use super::MAX_IO_BYTES;
 use super::device::Device;
 use super::io_thread::{IoThread, prepare_thread};
 use super::serve::{Outcome, serve};
+use super::turns::Turns;
 use crate::Stall;
 use aenv_sys::ublk::Queue;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -45,31 +46,18 @@ pub(super) struct Pool {
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Work {
-    lines: HashMap<u32, Line>,
-    /// Devices whose turn comes, in this order.
-    ready: VecDeque<u32>,
-    /// Requests of one device that may run at once.
-    share: usize,
+    turns: Turns<Job>,
     held: Vec<Job>,
     retry_at: Option<Instant>,
     stalls: BTreeMap<u32, Stall>,
     stopping: bool,
 }
 
-/// Requests of one device.
-#[derive(Debug, Default)]
-struct Line {
-    waiting: VecDeque<Job>,
-    running: usize,
-    /// It is in `ready`.
-    listed: bool,
-}
-
 impl Pool {
     pub(super) fn start(workers: usize, threads: Vec<Arc<IoThread>>) -> io::Result<Arc<Self>> {
-        let work = Work { share: workers.saturating_sub(2).max(1), ..Work::default() };
+        let work = Work::new(workers.saturating_sub(2));
         let pool = Arc::new(Self {
             work: Mutex::new(work),
             changed: Condvar::new(),
@@ -128,8 +116,7 @@ impl Pool {
                 tracing::error!("a thread that calls storage panicked");
             }
         }
-        let mut work = self.work();
-        *work = Work { stopping: true, ..Work::default() };
+        *self.work() = Work { stopping: true, ..Work::new(0) };
     }
 
     fn work(&self) -> MutexGuard<'_, Work> {
@@ -150,12 +137,12 @@ impl Pool {
                     self.threads[job.thread].commit(job.slot, job.tag, result);
                     let mut work = self.work();
                     work.answered(&job);
-                    work.finished(number);
+                    work.turns.finished(number);
                 }
                 Outcome::NoRoom(reason) => {
                     let mut work = self.work();
                     work.hold(job, reason);
-                    work.finished(number);
+                    work.turns.finished(number);
                 }
             }
         }
@@ -173,9 +160,9 @@ impl Pool {
                 work.retry();
                 self.changed.notify_all();
             }
-            if let Some(job) = work.take() {
+            if let Some(job) = work.turns.take() {
                 // Another may be ready, and whoever was told of it may have been busy.
-                if !work.ready.is_empty() {
+                if work.turns.is_ready() {
                     self.changed.notify_one();
                 }
                 return Some(job);
@@ -193,42 +180,15 @@ impl Pool {
 }
 
 impl Work {
+    fn new(share: usize) -> Self {
+        let turns = Turns::new(share);
+        Self { turns, held: Vec::new(), retry_at: None, stalls: BTreeMap::new(), stopping: false }
+    }
+
     fn push(&mut self, job: Job) {
-        if self.stopping {
-            return;
+        if !self.stopping {
+            self.turns.push(job.device.number(), job);
         }
-        let number = job.device.number();
-        self.lines.entry(number).or_default().waiting.push_back(job);
-        self.list(number);
-    }
-
-    /// Gives a device a turn if it has something to do and may.
-    fn list(&mut self, number: u32) {
-        let Some(line) = self.lines.get_mut(&number) else { return };
-        if line.waiting.is_empty() && line.running == 0 {
-            self.lines.remove(&number);
-        } else if !line.listed && !line.waiting.is_empty() && line.running < self.share {
-            line.listed = true;
-            self.ready.push_back(number);
-        }
-    }
-
-    fn take(&mut self) -> Option<Job> {
-        let number = self.ready.pop_front()?;
-        let line = self.lines.get_mut(&number)?;
-        line.listed = false;
-        let job = line.waiting.pop_front()?;
-        line.running += 1;
-        self.list(number);
-        Some(job)
-    }
-
-    /// One request of a device is no longer running.
-    fn finished(&mut self, number: u32) {
-        if let Some(line) = self.lines.get_mut(&number) {
-            line.running = line.running.saturating_sub(1);
-        }
-        self.list(number);
     }
 
     fn hold(&mut self, mut job: Job, reason: String) {

@@ -75,7 +75,7 @@ fn storage_that_panics_fails_one_request() {
     let file = open_direct(&device, false);
     let mut block = Aligned::new(4096);
     backing.panics.store(true, Ordering::SeqCst);
-    for _ in 0..20 {
+    for _ in 0..10 {
         let error = file.read_exact_at(block.bytes(), 0).unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::IO));
     }

@@ -4,6 +4,8 @@ use crate::roles::{Actor, SERVED_BYTES};
 use crate::stage::{MIB, Stage, open_direct, pattern, until};
 use aenv_export::ublk::{Settings, UblkExporter};
 use aenv_export::{Content, ExportError, Exporter};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -43,6 +45,31 @@ fn a_killed_server_makes_requests_wait_and_loses_nothing() {
     let content = Content::Disk(stage.backing("killed", SERVED_BYTES));
     stage.exporter().recover(&export, content).unwrap();
     assert!(std::fs::read(device).unwrap() == std::fs::read(&backing).unwrap());
+}
+
+#[test]
+fn a_recovery_may_be_interrupted_at_any_time() {
+    let Some(mut stage) = Stage::new("interrupted") else { return };
+    let export = stage.export(128, "interrupted");
+    let backing = stage.file("interrupted");
+    let (mut server, _) = Actor::server("add", &stage.instance, &export, &backing);
+    server.kill();
+    let mut random = StdRng::seed_from_u64(11);
+    for _ in 0..12 {
+        let role = format!("serve recover {} 128 interrupted {}", stage.instance, backing.display());
+        let mut server = Actor::start(&role);
+        std::thread::sleep(Duration::from_millis(random.random_range(0..120)));
+        server.kill();
+    }
+    let content = || Content::Disk(stage.backing("interrupted", SERVED_BYTES));
+    let device = match stage.exporter().recover(&export, content()) {
+        Err(ExportError::Lost { reason, .. }) => {
+            println!("lost by interruptions: {reason}");
+            stage.exporter().add(&export, content())
+        }
+        recovered => recovered,
+    };
+    assert_eq!(std::fs::read(device.unwrap()).unwrap().len() as u64, SERVED_BYTES);
 }
 
 #[test]
@@ -144,7 +171,7 @@ fn twenty_devices_at_once() {
     let Some(mut stage) = Stage::new("twenty") else { return };
     let threads_before = threads();
     let started = Instant::now();
-    let disks: Vec<_> = (0..20).map(|n| stage.disk(130 + n, &format!("twenty-{n}"), 8 * MIB)).collect();
+    let disks: Vec<_> = (0..20).map(|n| stage.disk(130 + n, &format!("twenty-{n}"), MIB)).collect();
     println!(
         "twenty devices: {} ms, threads before {threads_before}, now {}",
         started.elapsed().as_millis(),
@@ -155,7 +182,7 @@ fn twenty_devices_at_once() {
     let mut writers: Vec<_> = disks
         .iter()
         .enumerate()
-        .map(|(seed, (_, _, device))| Actor::writer(device, 0, 8 * MIB, seed as u64, &end))
+        .map(|(seed, (_, _, device))| Actor::writer(device, 0, MIB, seed as u64, &end))
         .collect();
     writers.iter_mut().for_each(|writer| drop(writer.hear("BEGUN")));
     std::fs::write(&end, "").unwrap();

@@ -62,12 +62,12 @@ fn a_disk_holds_a_file_system() {
 #[test]
 fn two_processes_read_what_they_wrote() {
     let Some(mut stage) = Stage::new("random") else { return };
-    let (_, _, device) = stage.disk(102, "random", 16 * MIB);
+    let (_, _, device) = stage.disk(102, "random", 8 * MIB);
     let end = stage.file("end");
     let mut writers: Vec<_> =
-        (0..2).map(|half| Actor::writer(&device, half * 8 * MIB, 8 * MIB, half, &end)).collect();
+        (0..2).map(|half| Actor::writer(&device, half * 4 * MIB, 4 * MIB, half, &end)).collect();
     writers.iter_mut().for_each(|writer| drop(writer.hear("BEGUN")));
-    std::thread::sleep(std::time::Duration::from_secs(3));
+    std::thread::sleep(std::time::Duration::from_secs(2));
     std::fs::write(&end, "").unwrap();
     for writer in &mut writers {
         println!("random direct I/O: {}", writer.hear("DONE"));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) const ROLE: &str = "AENV_TEST_UBLK_ROLE";
 /// Size of the disk that the server role has.
-pub(crate) const SERVED_BYTES: u64 = 32 * MIB;
+pub(crate) const SERVED_BYTES: u64 = 8 * MIB;
 const SECTOR: usize = 512;
 /// Largest request of the I/O role.
 const LARGEST: usize = 64 << 10;
@@ -122,7 +122,7 @@ fn write(device: &Path, first: u64, bytes: u64, seed: u64, end: &Path) {
     model.copy_from_slice(&buffer.bytes()[..usize::try_from(bytes).unwrap()]);
     println!("BEGUN");
     let (started, mut operations, mut longest) = (Instant::now(), 0_u64, Duration::ZERO);
-    while !end.exists() || operations < 100 {
+    while !end.exists() || operations < 30 {
         assert!(started.elapsed() < 3 * PATIENCE, "nobody ended this");
         let length = random.random_range(1..=LARGEST / SECTOR) * SECTOR;
         let at = random.random_range(0..=(model.len() - length) / SECTOR) * SECTOR;

@@ -5,11 +5,13 @@ use aenv_export::{Content, Exporter};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::fs::File;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-const SIZE: u64 = 64 * MIB;
-const ROUNDS: usize = 1000;
+const SIZE: u64 = 16 * MIB;
+const ROUNDS: usize = 300;
 
 /// Mean and 99th percentile of 4 KiB requests, one after the other.
 fn measure(file: &File, write: bool) -> String {
@@ -32,6 +34,26 @@ fn measure(file: &File, write: bool) -> String {
     format!("{} µs mean, {} µs p99", mean.as_micros(), times[times.len() * 99 / 100].as_micros())
 }
 
+/// The yardstick: two threads wake each other, once in each direction.
+fn measure_wakes() -> String {
+    let (mut here, mut there) = UnixStream::pair().unwrap();
+    let echo = std::thread::spawn(move || {
+        let mut byte = [0];
+        while there.read_exact(&mut byte).is_ok() {
+            there.write_all(&byte).unwrap();
+        }
+    });
+    let started = Instant::now();
+    for _ in 0..ROUNDS {
+        here.write_all(&[1]).unwrap();
+        here.read_exact(&mut [0]).unwrap();
+    }
+    let mean = started.elapsed() / u32::try_from(ROUNDS).unwrap();
+    drop(here);
+    echo.join().unwrap();
+    format!("{} µs", mean.as_micros())
+}
+
 #[test]
 fn times_of_4_kib_requests() {
     let Some(mut stage) = Stage::new("times") else { return };
@@ -42,6 +64,7 @@ fn times_of_4_kib_requests() {
     let started = Instant::now();
     let device = stage.exporter().add(&export, Content::Disk(backing)).unwrap();
     println!("add to usable: {} µs", started.elapsed().as_micros());
+    println!("two threads waking each other, round trip: {}", measure_wakes());
     for write in [false, true] {
         let what = if write { "write" } else { "read" };
         println!(
