@@ -23,6 +23,7 @@ pub mod merge;
 pub mod open;
 mod raw_file;
 pub mod raw_image;
+pub mod service;
 pub mod stored_form;
 pub mod tar_wrap;
 pub mod top;
