@@ -170,6 +170,12 @@ impl LayeredDisk {
         Ok(sealed)
     }
 
+    /// Id of the top that is written now: what [`SealedTop::id`] will be once it is sealed.
+    #[must_use]
+    pub fn current_top_id(&self) -> [u8; 16] {
+        self.state().current.identity().id
+    }
+
     /// The sealed tops, from bottom to top.
     #[must_use]
     pub fn sealed_tops(&self) -> Vec<Arc<SealedTop>> {

@@ -14,6 +14,7 @@ pub mod cache;
 pub mod chain;
 pub mod commit;
 mod contents;
+mod empty_image;
 pub mod index;
 pub mod layer;
 pub mod layered_disk;
@@ -30,8 +31,10 @@ pub mod top;
 pub mod zfile;
 
 pub use contents::{BLOCK_BYTES, Blob, BlockDevice, Change, ChangeKind, Delta, Image};
+pub use empty_image::EmptyImage;
 pub use memory_blob::MemoryBlob;
 use raw_file::RawFile;
+pub use raw_image::RawImage;
 use std::path::{Path, PathBuf};
 
 /// What can go wrong; nothing half-made is left behind.

@@ -76,16 +76,24 @@ pub fn punch_hole(file: &File, range: Range<u64>) -> io::Result<()> {
 /// # Errors
 /// The system's error. Moves the file's offset.
 pub fn data_extents(file: &File) -> io::Result<Vec<Range<u64>>> {
-    let mut extents = Vec::new();
-    let mut position = 0;
-    loop {
-        let start = match rustix::fs::seek(file, SeekFrom::Data(position)) {
-            Err(Errno::NXIO) => return Ok(extents),
-            found => found?,
-        };
-        position = rustix::fs::seek(file, SeekFrom::Hole(start))?;
-        extents.push(start..position);
+    let mut extents: Vec<Range<u64>> = Vec::new();
+    while let Some(extent) = next_extent(file, extents.last().map_or(0, |last| last.end))? {
+        extents.push(extent);
     }
+    Ok(extents)
+}
+
+/// The first byte at or after `offset` that is not in a hole, with the end of its extent; `None` when all that follows is
+/// a hole.
+///
+/// # Errors
+/// The system's error. Moves the file's offset.
+pub fn next_extent(file: &File, offset: u64) -> io::Result<Option<Range<u64>>> {
+    let start = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+        Err(Errno::NXIO) => return Ok(None),
+        found => found?,
+    };
+    Ok(Some(start..rustix::fs::seek(file, SeekFrom::Hole(start))?))
 }
 
 /// Bytes that an unprivileged process can still store on the filesystem of `path`.
