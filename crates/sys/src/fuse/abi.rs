@@ -94,6 +94,7 @@ pub mod open_flags {
     /// What is cached of it stays valid.
     pub const KEEP_CACHE: u32 = 1 << 1;
     /// To close it needs no answer.
+    /// Closing it asks nothing. Since Linux 5.16; older kernels ask.
     pub const NO_FLUSH: u32 = 1 << 5;
     /// Writes of it may run at the same time.
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
