@@ -13,6 +13,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("aenv-sys", &[]),
     ("aenv-storage", &["aenv-sys"]),
     ("aenv-export", &["aenv-storage", "aenv-sys"]),
+    ("aenv-stored", &["aenv-export", "aenv-storage", "aenv-sys"]),
     ("aenv-network", &["aenv-sys"]),
     ("aenv-vmm", &["aenv-sys"]),
     ("aenv-orchestrator", &["aenv-network", "aenv-protocol", "aenv-storage", "aenv-vmm"]),

@@ -1,0 +1,107 @@
+//! Arguments and environment variables of the block service. Values only.
+
+use aenv_storage::service::Name;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Serves disks and memory images made of layers to the microVMs of this machine.
+#[derive(Debug, Parser)]
+#[command(name = "aenv-stored", version, arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Task {
+    /// Serve until SIGTERM or SIGINT; guests wait meanwhile for the next start
+    Serve(ServeOptions),
+    /// Remove every disk, image and export of this instance, and end the process that holds its mount; the service must not be running
+    Purge(Instance),
+    /// Keep a FUSE mount alive for `serve`, which starts this by itself
+    #[command(hide = true)]
+    HoldFuse(HoldOptions),
+}
+
+/// Which block service on this host.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Instance {
+    /// Directory with layers, disks and images, in its subdirectory `storage`
+    #[arg(long, env = "AENV_DATA_DIR", default_value = "/var/lib/aenv")]
+    pub(crate) data_dir: PathBuf,
+    /// Directory for sockets and the FUSE mount, which the host forgets when it restarts; `/run/aenv-INSTANCE` by default
+    #[arg(long, env = "AENV_RUN_DIR")]
+    pub(crate) run_dir: Option<PathBuf>,
+    /// Name of this instance on its host
+    #[arg(long, env = "AENV_INSTANCE", default_value = "a")]
+    pub(crate) instance: Name,
+}
+
+impl Instance {
+    /// The directory for sockets and the mount.
+    pub(crate) fn run_dir(&self) -> PathBuf {
+        self.run_dir.clone().unwrap_or_else(|| PathBuf::from(format!("/run/aenv-{}", self.instance)))
+    }
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ServeOptions {
+    #[command(flatten)]
+    pub(crate) instance: Instance,
+    /// How disks are handed to the kernel; `auto` takes ublk where the kernel has it, else FUSE. Images are always FUSE files
+    #[arg(long, env = "AENV_EXPORT", value_enum, default_value = "auto")]
+    pub(crate) export: ExportChoice,
+    /// Memory for decompressed blocks of layers, shared by all disks and images, in bytes
+    #[arg(long, env = "AENV_CACHE_BYTES", default_value_t = 256 << 20, value_parser = clap::value_parser!(u64).range(1 << 20..=1 << 40))]
+    pub(crate) cache_bytes: u64,
+    /// Form of the log on standard error
+    #[arg(long, env = "AENV_LOG", value_enum, default_value = "text")]
+    pub(crate) log: LogFormat,
+}
+
+/// Value of `--export`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExportChoice {
+    Auto,
+    Ublk,
+    Fuse,
+}
+
+/// Value of `--log`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct HoldOptions {
+    /// Where the mount is asked for
+    #[arg(long)]
+    pub(crate) socket: PathBuf,
+    /// Where it is mounted
+    #[arg(long)]
+    pub(crate) mount_point: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_bad_value_is_refused_by_its_name() {
+        for (argument, value) in
+            [("--instance", "a/b"), ("--cache-bytes", "0"), ("--export", "nbd"), ("--log", "xml")]
+        {
+            let error =
+                Arguments::try_parse_from(["aenv-stored", "serve", argument, value]).unwrap_err().to_string();
+            assert!(error.contains(argument), "{error}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The ways to the kernel: disks by ublk or FUSE, images always by FUSE, since they are mapped by VMMs that want a file.
+//!
+//! Owns the exporters. Remembers nothing: which disk went which way is in its record.
+
+use crate::arguments::ExportChoice;
+use crate::directories::Directories;
+use crate::failure::Failure;
+use crate::holder;
+use crate::records::Way;
+use aenv_export::fuse::FuseExporter;
+use aenv_export::ublk::{Settings as UblkSettings, UblkExporter};
+use aenv_export::{Content, Export, ExportError, Exporter};
+use aenv_storage::service::{ExportView, Name};
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+/// For a holder to be started, or for a daemon that was just killed to be gone.
+const HOLDER_PATIENCE: Duration = Duration::from_secs(20);
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Exports {
+    ublk: Result<UblkExporter, String>,
+    fuse: Result<FuseExporter, String>,
+    disks_by: Way,
+    reason: String,
+}
+
+/// An export whose requests wait for room on the host.
+#[derive(Debug)]
+pub(crate) struct Stalled {
+    pub(crate) number: u32,
+    pub(crate) reason: String,
+    pub(crate) for_millis: u64,
+}
+
+impl Exports {
+    /// Opens what this machine has. Both ways are opened whatever is chosen: disks of an earlier process may have gone
+    /// either. Panics outside of a tokio runtime.
+    pub(crate) fn open(
+        choice: ExportChoice,
+        instance: &Name,
+        directories: &Directories,
+    ) -> Result<Self, Failure> {
+        let ublk = UblkExporter::probe()
+            .and_then(|()| UblkExporter::new(&UblkSettings::new(instance.as_str())))
+            .map_err(|error| error.to_string());
+        let fuse = match holder::ensure(directories) {
+            Ok(()) => FuseExporter::connect(&directories.holder_socket(), HOLDER_PATIENCE),
+            Err(error) => Err(error),
+        };
+        let fuse = fuse.map_err(|error| error.to_string());
+        let (disks_by, reason) = match (choice, &ublk, &fuse) {
+            (ExportChoice::Ublk, Ok(_), _) => (Way::Ublk, "it was asked for".to_owned()),
+            (ExportChoice::Ublk, Err(reason), _) => return Err(Failure::unavailable(reason)),
+            (ExportChoice::Fuse, _, Ok(_)) => (Way::Fuse, "it was asked for".to_owned()),
+            (ExportChoice::Auto, Ok(_), _) => (Way::Ublk, "the kernel has it".to_owned()),
+            (ExportChoice::Auto, Err(reason), Ok(_)) => (Way::Fuse, reason.clone()),
+            (ExportChoice::Fuse | ExportChoice::Auto, _, Err(reason)) => {
+                return Err(Failure::unavailable(reason));
+            }
+        };
+        if let Err(reason) = &fuse {
+            tracing::warn!(reason, "there will be no images: FUSE cannot be used");
+        }
+        Ok(Self { ublk, fuse, disks_by, reason })
+    }
+
+    /// How new disks are exported.
+    pub(crate) fn disks_by(&self) -> Way {
+        self.disks_by
+    }
+
+    fn exporter(&self, way: Way) -> Result<&dyn Exporter, Failure> {
+        let unavailable = |reason: &String| Failure::unavailable(reason);
+        Ok(match way {
+            Way::Ublk => self.ublk.as_ref().map_err(unavailable)?,
+            Way::Fuse => self.fuse.as_ref().map_err(unavailable)?,
+        })
+    }
+
+    /// Makes a new export of a disk.
+    pub(crate) fn add(&self, way: Way, export: &Export, content: Content) -> Result<PathBuf, Failure> {
+        Ok(self.exporter(way)?.add(export, content)?)
+    }
+
+    /// Takes over the export of a disk; `None` when the kernel has it no more.
+    pub(crate) fn recover(
+        &self,
+        way: Way,
+        export: &Export,
+        content: Content,
+    ) -> Result<Option<PathBuf>, Failure> {
+        let exporter = match self.exporter(way) {
+            Ok(exporter) => exporter,
+            Err(failure) => {
+                // Then nobody can have it open either.
+                tracing::warn!(export = export.name, %failure, "the export of an earlier process is lost");
+                return Ok(None);
+            }
+        };
+        match exporter.recover(export, content) {
+            Ok(path) => Ok(Some(path)),
+            Err(ExportError::Lost { name, reason }) => {
+                tracing::info!(export = name, reason, "an export is made anew");
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Ends the export of a disk.
+    pub(crate) fn remove(&self, way: Way, export: &Export) -> Result<(), Failure> {
+        match self.exporter(way) {
+            Ok(exporter) => Ok(exporter.remove(export)?),
+            // What cannot be used exports nothing.
+            Err(_unavailable) => Ok(()),
+        }
+    }
+
+    /// Makes a new export of an image.
+    pub(crate) fn add_image(&self, export: &Export, content: Content) -> Result<PathBuf, Failure> {
+        self.add(Way::Fuse, export, content)
+    }
+
+    /// Takes over the export of an image, or makes it anew.
+    pub(crate) fn take_over_image(&self, export: &Export, content: Content) -> Result<PathBuf, Failure> {
+        match self.recover(Way::Fuse, export, content.clone())? {
+            Some(path) => Ok(path),
+            None => self.add_image(export, content),
+        }
+    }
+
+    /// Ends the export of an image.
+    pub(crate) fn remove_image(&self, export: &Export) -> Result<(), Failure> {
+        self.remove(Way::Fuse, export)
+    }
+
+    /// Begins to answer, after everything was recovered. Devices that an earlier process left and no record names are
+    /// deleted.
+    pub(crate) fn start(&self) -> Result<(), Failure> {
+        if let Ok(ublk) = &self.ublk {
+            for number in ublk.leftovers()? {
+                tracing::warn!(number, "deleting a block device of no disk");
+                ublk.remove_leftover(number)?;
+            }
+            ublk.start()?;
+        }
+        if let Ok(fuse) = &self.fuse {
+            fuse.start()?;
+        }
+        Ok(())
+    }
+
+    /// Exports whose requests wait for room on the host.
+    pub(crate) fn stalled(&self) -> Vec<Stalled> {
+        let stalled = |number, reason, since: SystemTime| {
+            // A clock that was set back: it waits for no time yet.
+            let waited = since.elapsed().unwrap_or_default();
+            Stalled { number, reason, for_millis: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX) }
+        };
+        let of_ublk = self.ublk.iter().flat_map(UblkExporter::stalled);
+        let of_fuse = self.fuse.iter().flat_map(FuseExporter::stalled);
+        let of_ublk = of_ublk.map(|stall| stalled(stall.number, stall.reason, stall.since));
+        of_ublk.chain(of_fuse.map(|stall| stalled(stall.number, stall.reason, stall.since))).collect()
+    }
+
+    /// How disks are exported, to be told.
+    pub(crate) fn disks_view(&self) -> ExportView {
+        let way = match self.disks_by {
+            Way::Ublk => "ublk",
+            Way::Fuse => "FUSE",
+        };
+        ExportView { way: way.to_owned(), reason: self.reason.clone() }
+    }
+
+    /// How images are exported, to be told.
+    pub(crate) fn images_view(&self) -> ExportView {
+        match &self.fuse {
+            Ok(fuse) => ExportView {
+                way: "FUSE".to_owned(),
+                reason: format!("mounted at {}", fuse.mount().display()),
+            },
+            Err(reason) => ExportView { way: "none".to_owned(), reason: reason.clone() },
+        }
+    }
+}

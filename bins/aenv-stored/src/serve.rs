@@ -1,0 +1,109 @@
+//! `serve`: the block service itself, from its settings to its shutdown, in reading order.
+//!
+//! ```text
+//! log ─▶ data directory locked ─▶ exporters ─▶ records recovered ─▶ exports started ─▶ HTTP … signal ─▶ end
+//! ```
+//! The end stops nothing but this process: requests of guests wait in the kernel for the next one.
+
+use crate::arguments::{LogFormat, ServeOptions};
+use crate::directories::{Directories, remove_file};
+use crate::exports::Exports;
+use crate::http;
+use crate::layers::Layers;
+use crate::service::{Service, compaction};
+use anyhow::{Context as _, Result};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Before the node and any VMM: all guests wait while this process is away.
+const OOM_SCORE: i16 = -900;
+
+/// What the threads of this process inherit, so before there are any.
+pub(crate) fn prepare_process() -> std::io::Result<()> {
+    // Memory is never freed by writing to disks that this very process serves.
+    aenv_sys::fuse::pressure::become_io_flusher()?;
+    aenv_sys::fuse::pressure::set_oom_score(OOM_SCORE)
+}
+
+/// Serves until a signal asks for the end.
+pub(crate) async fn serve(options: ServeOptions, protected: std::io::Result<()>) -> Result<()> {
+    start_log(options.log)?;
+    if let Err(error) = protected {
+        tracing::warn!(%error, "not protected when memory runs out: CAP_SYS_RESOURCE is missing");
+    }
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    raise_descriptor_limit()?;
+    let (data, run) = (&options.instance.data_dir, options.instance.run_dir());
+    let directories = Directories::open(data, &run)
+        .with_context(|| format!("cannot prepare {} and {}", data.display(), run.display()))?;
+    let _lock = directories.lock()?;
+    let service = tokio::task::block_in_place(|| recover(&options, &directories))?;
+    let service = Arc::new(service);
+    compaction::start(&service).context("cannot start the thread that merges tops")?;
+    let listener = listen(&directories.socket())?;
+    let router = http::router(service);
+    tracing::info!(socket = %directories.socket().display(), "serving");
+    let name = tokio::select! {
+        served = axum::serve(listener, router).into_future() => {
+            served.context("the control interface failed")?;
+            "none"
+        }
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    };
+    tracing::info!(signal = name, "ending; guests wait for the next start");
+    Ok(())
+}
+
+fn recover(options: &ServeOptions, directories: &Directories) -> Result<Service> {
+    let exports = Exports::open(options.export, &options.instance.instance, directories)?;
+    let layers = Layers::new(options.cache_bytes);
+    let boot =
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").context("cannot read the boot id")?;
+    let service = Service::recover(directories.clone(), layers, exports, boot.trim())?;
+    service.start()?;
+    let status = service.status();
+    tracing::info!(
+        disks = status.disks,
+        images = status.images,
+        failed = status.failed.len(),
+        way = status.disks_by.way,
+        reason = status.disks_by.reason,
+        "recovered"
+    );
+    Ok(service)
+}
+
+/// The socket for root alone. One that a killed process left is replaced; the lock of the data directory says that there is
+/// no other process.
+fn listen(path: &Path) -> Result<UnixListener> {
+    remove_file(path)?;
+    let listener =
+        UnixListener::bind(path).with_context(|| format!("cannot listen at {}", path.display()))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+        .with_context(|| format!("cannot close {} to others", path.display()))?;
+    Ok(listener)
+}
+
+/// Every disk takes some descriptors.
+fn raise_descriptor_limit() -> Result<()> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    setrlimit(Resource::Nofile, raised).context("cannot raise the number of open files")
+}
+
+fn start_log(format: LogFormat) -> Result<()> {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let started = match format {
+        LogFormat::Text => log.with_ansi(false).try_init(),
+        LogFormat::Json => log.json().try_init(),
+    };
+    started.map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))
+}

@@ -1,0 +1,68 @@
+//! Merging long chains of sealed tops, on a thread of low priority: each top costs a look-up for every block that none above
+//! has. Tops that a record of another disk or image names are never touched.
+//!
+//! Owns nothing. Seals, reads and writes go on meanwhile; a removal waits for the end.
+
+use super::Service;
+use super::table::{DiskEntry, DiskLife};
+use crate::locks::lock;
+use aenv_storage::layered_disk::Compaction;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Chains of at most this many tops are left alone.
+const LONG: usize = 16;
+/// The newest tops, which are most likely to be looked for by a child, stay as they are.
+const NEWEST: usize = 4;
+/// Between two looks at all disks.
+const PAUSE: Duration = Duration::from_secs(30);
+/// Priority of the thread among all processes; 19 is the lowest.
+const NICENESS: i32 = 15;
+
+/// Starts the thread; it ends with the service.
+pub(crate) fn start(service: &Arc<Service>) -> std::io::Result<()> {
+    let service = Arc::downgrade(service);
+    std::thread::Builder::new().name("compaction".to_owned()).spawn(move || run(&service)).map(drop)
+}
+
+fn run(service: &Weak<Service>) {
+    // Of this thread alone.
+    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
+        tracing::warn!(%error, "compaction runs with the priority of everything else");
+    }
+    loop {
+        std::thread::sleep(PAUSE);
+        match service.upgrade() {
+            Some(service) => service.compact_long_chains(),
+            None => return,
+        }
+    }
+}
+
+impl Service {
+    fn compact_long_chains(&self) {
+        let entries: Vec<Arc<DiskEntry>> = lock(&self.table).disks.values().cloned().collect();
+        for entry in entries {
+            let _compacting = lock(&entry.compacting);
+            let disk = match &*lock(&entry.life) {
+                DiskLife::Live { disk, .. } => Arc::clone(disk),
+                _ => continue,
+            };
+            let tops = disk.usage().sealed_tops;
+            // A guest that waits for room has none to spare for a copy.
+            if tops <= LONG || !self.exports.stalled().is_empty() {
+                continue;
+            }
+            if !lock(&self.table).tops_used_by_others(&entry.name).is_empty() {
+                continue;
+            }
+            match disk.compact(tops - NEWEST) {
+                Ok(Compaction::Merged { freed_bytes }) => {
+                    tracing::info!(disk = %entry.name, tops, freed_bytes, "merged old tops");
+                }
+                Ok(Compaction::NothingToDo | Compaction::Held) => {}
+                Err(error) => tracing::warn!(disk = %entry.name, %error, "old tops cannot be merged"),
+            }
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! The start: every disk and image as it was, every export taken over, half-done work finished or undone.
+//!
+//! ```text
+//! record        what is done
+//! none, Making  undone: export and files removed
+//! Ready         opened after the disks it is made of, its export taken over, or made anew when the kernel lost it
+//! Deleting      its sealed tops are opened for the others, then finished
+//! Kept          its tops are opened for the others
+//! ```
+//! Nothing of one disk keeps the others from being served: one that cannot be opened is exported as one that fails.
+
+use super::Service;
+use super::disks::export_of;
+use super::images::export_of as image_export_of;
+use super::table::{DiskEntry, DiskLife, ImageEntry, ImageLife, Table};
+use super::tops;
+use crate::directories::{Directories, remove_file, remove_tree};
+use crate::durable::{FailedDisk, FailedImage};
+use crate::exports::Exports;
+use crate::failure::Failure;
+use crate::layers::Layers;
+use crate::locks::lock;
+use crate::numbers::Numbers;
+use crate::records::{DiskRecord, Found, ImageRecord, Stage, read_disks, read_images};
+use aenv_export::Content;
+use aenv_storage::service::{LayerRef, Name};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, RwLock};
+
+impl Service {
+    /// Takes over what the last process left. Afterwards the exports can be started.
+    pub(crate) fn recover(
+        directories: Directories,
+        layers: Layers,
+        exports: Exports,
+        boot: &str,
+    ) -> Result<Self, Failure> {
+        let (disks, images) = (read_disks(&directories)?, read_images(&directories)?);
+        let used = disks.iter().filter_map(number_of_disk).chain(images.iter().filter_map(number_of_image));
+        let numbers = Numbers::open(directories.numbers(), boot, used)?;
+        let (table, collecting) = (Mutex::new(Table::default()), RwLock::new(()));
+        let service = Self { directories, layers, exports, numbers, table, collecting };
+        let half_done = service.enter_disks(disks)?;
+        let half_removed = service.enter_images(images)?;
+        service.open_disks();
+        service.open_images();
+        service.finish(&half_done, &half_removed);
+        service.prune();
+        Ok(service)
+    }
+
+    /// Fills the table; returns the disks whose making or removal was not finished.
+    fn enter_disks(&self, found: Vec<Found<DiskRecord>>) -> Result<Vec<Arc<DiskEntry>>, Failure> {
+        let mut half_done = Vec::new();
+        for found in found {
+            let entry = match found {
+                Found::Orphan(name) => {
+                    tracing::info!(disk = %name, "removing a directory without a record");
+                    remove_tree(&self.directories.disk(&name))?;
+                    continue;
+                }
+                Found::Unreadable(name, reason) => {
+                    tracing::error!(disk = %name, reason, "a disk is lost until its record is mended or it is deleted");
+                    DiskEntry::new(name, None, DiskLife::Failed { path: None, reason })
+                }
+                Found::Record(record) => {
+                    let stage = record.stage;
+                    let entry = DiskEntry::new(record.name.clone(), Some(record), DiskLife::Making);
+                    if stage == Stage::Making {
+                        *lock(&entry.life) = DiskLife::Deleting;
+                    }
+                    if matches!(stage, Stage::Making | Stage::Deleting) {
+                        half_done.push(Arc::clone(&entry));
+                    }
+                    if stage != Stage::Ready {
+                        entry.release_layers();
+                    }
+                    entry
+                }
+            };
+            lock(&self.table).disks.insert(entry.name.clone(), entry);
+        }
+        Ok(half_done)
+    }
+
+    fn enter_images(&self, found: Vec<Found<ImageRecord>>) -> Result<Vec<Arc<ImageEntry>>, Failure> {
+        let mut half_done = Vec::new();
+        for found in found {
+            let entry = match found {
+                Found::Orphan(name) => {
+                    remove_file(&self.directories.image_record(&name))?;
+                    continue;
+                }
+                Found::Unreadable(name, reason) => {
+                    tracing::error!(image = %name, reason, "an image is lost until its record is mended or it is deleted");
+                    ImageEntry::new(name, None, ImageLife::Failed { path: None, reason })
+                }
+                Found::Record(record) => {
+                    let stage = record.stage;
+                    let entry = ImageEntry::new(record.name.clone(), Some(record), ImageLife::Making);
+                    if stage != Stage::Ready {
+                        entry.release_layers();
+                        *lock(&entry.life) = ImageLife::Deleting;
+                        half_done.push(Arc::clone(&entry));
+                    }
+                    entry
+                }
+            };
+            lock(&self.table).images.insert(entry.name.clone(), entry);
+        }
+        Ok(half_done)
+    }
+
+    /// Opens disks in an order in which each comes after those it is made of.
+    fn open_disks(&self) {
+        let mut waiting: Vec<Arc<DiskEntry>> = {
+            let table = lock(&self.table);
+            let making = |entry: &&Arc<DiskEntry>| matches!(&*lock(&entry.life), DiskLife::Making);
+            table.disks.values().filter(making).cloned().collect()
+        };
+        loop {
+            let names: BTreeSet<Name> = waiting.iter().map(|entry| entry.name.clone()).collect();
+            let (later, now): (Vec<_>, Vec<_>) =
+                waiting.into_iter().partition(|entry| stands_on_one_of(entry, &names));
+            if now.is_empty() {
+                for record in later.iter().filter_map(|entry| entry.record.as_ref()) {
+                    self.fail_disk(record, "it is made of itself".to_owned());
+                }
+                return;
+            }
+            for entry in &now {
+                self.open_disk(entry);
+            }
+            waiting = later;
+        }
+    }
+
+    fn open_disk(&self, entry: &DiskEntry) {
+        let Some(record) = &entry.record else { return };
+        if record.stage != Stage::Ready {
+            let tops = tops::open_kept(&self.directories.tops(&entry.name));
+            *lock(&entry.life) = DiskLife::Kept { tops };
+            return;
+        }
+        let opened = self.compose(&record.layers).and_then(|lower| {
+            let disk = tops::open(&self.directories.tops(&record.name), lower, record)?;
+            let device = self.device(record, &disk);
+            let (record, path) = self.take_over(record, Content::Disk(Arc::clone(&device)))?;
+            Ok((record, DiskLife::Live { path, disk, device }))
+        });
+        match opened {
+            Ok((record, life)) => self.enter(record, life),
+            Err(failure) => self.fail_disk(record, failure.message),
+        }
+    }
+
+    fn enter(&self, record: DiskRecord, life: DiskLife) {
+        let name = record.name.clone();
+        lock(&self.table).disks.insert(name.clone(), DiskEntry::new(name, Some(record), life));
+    }
+
+    /// Exports a disk as it was exported; where that is gone, as new ones are. Returns the record that says how.
+    fn take_over(&self, record: &DiskRecord, content: Content) -> Result<(DiskRecord, PathBuf), Failure> {
+        let export = export_of(record);
+        if let Some(path) = self.exports.recover(record.way, &export, content.clone())? {
+            return Ok((record.clone(), path));
+        }
+        let record = DiskRecord { way: self.exports.disks_by(), ..record.clone() };
+        record.write(&self.directories)?;
+        let path = self.exports.add(record.way, &export, content)?;
+        Ok((record, path))
+    }
+
+    /// A disk that cannot be opened answers, so that its guest fails and does not wait for ever.
+    fn fail_disk(&self, record: &DiskRecord, reason: String) {
+        tracing::error!(disk = %record.name, reason, "a disk cannot be used");
+        let device =
+            FailedDisk { size: record.size, name: format!("disk {}", record.name), reason: reason.clone() };
+        match self.take_over(record, Content::Disk(Arc::new(device))) {
+            Ok((record, path)) => self.enter(record, DiskLife::Failed { path: Some(path), reason }),
+            Err(error) => {
+                tracing::error!(disk = %record.name, %error, "it is not even exported");
+                self.enter(record.clone(), DiskLife::Failed { path: None, reason });
+            }
+        }
+    }
+
+    fn open_images(&self) {
+        let entries: Vec<Arc<ImageEntry>> = lock(&self.table).images.values().cloned().collect();
+        for entry in entries {
+            let making = matches!(&*lock(&entry.life), ImageLife::Making);
+            if let Some(record) = entry.record.as_ref().filter(|_| making) {
+                let life =
+                    self.open_image(record).unwrap_or_else(|failure| self.failed_image(record, failure));
+                *lock(&entry.life) = life;
+            }
+        }
+    }
+
+    fn open_image(&self, record: &ImageRecord) -> Result<ImageLife, Failure> {
+        let image = self.compose(&record.layers)?;
+        let image = image.ok_or_else(|| Failure::invalid("it is made of no layers"))?;
+        let path = match record.exported {
+            true => {
+                let content = Content::Image(Arc::clone(&image));
+                Some(self.exports.take_over_image(&image_export_of(record), content)?)
+            }
+            false => None,
+        };
+        Ok(ImageLife::Live { path, image })
+    }
+
+    fn failed_image(&self, record: &ImageRecord, failure: Failure) -> ImageLife {
+        let reason = failure.message;
+        tracing::error!(image = %record.name, reason, "an image cannot be used");
+        let content =
+            FailedImage { size: record.size, name: format!("image {}", record.name), reason: reason.clone() };
+        let path = record.exported.then(|| {
+            let exported =
+                self.exports.take_over_image(&image_export_of(record), Content::Image(Arc::new(content)));
+            exported
+                .inspect_err(|error| tracing::error!(image = %record.name, %error, "it is not even exported"))
+                .ok()
+        });
+        ImageLife::Failed { path: path.flatten(), reason }
+    }
+
+    /// Undoes what was being made, and removes what was being removed. What cannot be is tried again when it is deleted.
+    fn finish(&self, disks: &[Arc<DiskEntry>], images: &[Arc<ImageEntry>]) {
+        for entry in images {
+            let Some(record) = &entry.record else { continue };
+            if let Err(left) = self.remove_image(entry, record) {
+                tracing::error!(image = %entry.name, %left, "an image cannot be removed");
+            }
+        }
+        for entry in disks {
+            let Some(record) = &entry.record else { continue };
+            if let Err(left) = self.remove_all_of(entry, record) {
+                tracing::error!(disk = %entry.name, %left, "a disk cannot be removed");
+            }
+        }
+    }
+}
+
+fn stands_on_one_of(entry: &DiskEntry, names: &BTreeSet<Name>) -> bool {
+    let layers = entry.record.iter().flat_map(|record| &record.layers);
+    let mut tops = layers.filter_map(|layer| match layer {
+        LayerRef::Top { disk, .. } => Some(disk),
+        _ => None,
+    });
+    // What is left of a deleted disk needs nothing below it.
+    let ready = entry.record.as_ref().is_some_and(|record| record.stage == Stage::Ready);
+    ready && tops.any(|disk| names.contains(disk))
+}
+
+fn number_of_disk(found: &Found<DiskRecord>) -> Option<u32> {
+    match found {
+        Found::Record(record) => Some(record.number),
+        _ => None,
+    }
+}
+
+fn number_of_image(found: &Found<ImageRecord>) -> Option<u32> {
+    match found {
+        Found::Record(record) => Some(record.number),
+        _ => None,
+    }
+}
