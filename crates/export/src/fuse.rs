@@ -17,6 +17,7 @@
 //! | `data` | reading, writing, discarding, finding data |
 //! | `directory` | look-ups and listings |
 //! | `session` | the workers: slots, answers, recovery |
+//! | `notifier` | what the kernel is told without having asked |
 //! | `parked` | requests that wait for room |
 //!
 //! Rules. The exporter never opens a file of its own mount, which could wait for itself; only to end its workers it looks
@@ -28,6 +29,7 @@ mod data;
 mod directory;
 mod files;
 pub mod holder;
+mod notifier;
 mod parked;
 mod requests;
 mod session;
@@ -38,8 +40,9 @@ use crate::{Content, Export, ExportError, Exporter};
 use aenv_sys::fuse::slots;
 use files::Files;
 use holder::Attachment;
+use notifier::Notifier;
 use parked::Parked;
-use session::{Notifier, Session};
+use session::Session;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -110,6 +113,17 @@ impl FuseExporter {
         &self.mount
     }
 
+    /// Whether the holder still keeps the mount. Without it everything goes on until this process ends, and with it the
+    /// mount: the next daemon finds no request.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        match &*self.lock() {
+            State::Attached { attachment, .. } => !holder::is_gone(attachment.socket()),
+            State::Serving(session) => !holder::is_gone(session.socket()),
+            State::Ended => false,
+        }
+    }
+
     /// Exports with requests that wait for room on the host, the longest wait first.
     #[must_use]
     pub fn stalled(&self) -> Vec<Stall> {
@@ -142,7 +156,15 @@ impl Exporter for FuseExporter {
     fn add(&self, export: &Export, content: Content) -> Result<PathBuf, ExportError> {
         self.files.add(export, content)?;
         // An entry of that name may be left from an export that an earlier daemon did not know to be gone.
-        let serving = matches!(*self.lock(), State::Serving(_));
+        let serving = match *self.lock() {
+            State::Serving(_) => true,
+            State::Attached { .. } => false,
+            State::Ended => {
+                self.files.remove(export);
+                let reason = "its start has failed".to_owned();
+                return Err(ExportError::Unavailable { way: "FUSE", reason });
+            }
+        };
         let told = if serving { self.notifier.entry_changed(&export.name) } else { Ok(()) };
         if let Err(source) = told {
             self.files.remove(export);

@@ -7,7 +7,7 @@
 //! It keeps *every* descriptor of the connection: requests that were read through a descriptor fail once all copies of
 //! it are closed. It reads none of them after INIT, and touches no request.
 //!
-//! On the socket (sequenced packets, one JSON object each, at most [`MESSAGE_BYTES`]) the daemon asks once and is answered
+//! On the socket (sequenced packets, one JSON object each, at most 8 KiB) the daemon asks once and is answered
 //! once; descriptors come with the answer. Only root is answered.
 //!
 //! Owns: the mount, the socket's file.
@@ -106,6 +106,11 @@ impl Attachment {
     /// A descriptor for notifications.
     pub(super) fn connection(&self) -> Result<OwnedFd, ExportError> {
         self.devices[0].try_clone().map_err(|source| failed("copy a descriptor of the FUSE mount", source))
+    }
+
+    /// Closed by the other side when the holder is gone.
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.socket
     }
 
     /// The memory of the requests, locked for this process; once.
@@ -275,6 +280,14 @@ fn receive<T: for<'de> Deserialize<'de>>(socket: BorrowedFd<'_>) -> io::Result<(
         return Ok((None, descriptors));
     }
     Ok((Some(serde_json::from_slice(&text[..received.bytes])?), descriptors))
+}
+
+/// Whether the holder at the other end of an attachment's socket is gone.
+pub(super) fn is_gone(socket: &OwnedFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut watched = [PollFd::new(socket, PollFlags::IN)];
+    // It has nothing more to say: what can be read is its end. A call that fails tells nothing.
+    poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
 }
 
 fn unavailable(reason: String) -> ExportError {

@@ -198,14 +198,6 @@ fn open(file: &File, request: &Request<'_>, reply: &mut [u8]) -> Result<Answer> 
         open_flags::KEEP_CACHE
     };
     let open_flags = caching | open_flags::NO_FLUSH;
-    // Nothing is kept back that a close could write. If it asked, every process that has a file open would wait for a daemon
-    // that is away as soon as it ends, or starts a program: then it could not start the daemon.
-    let open_flags = open_flags::NO_FLUSH
-        | if file.is_disk {
-            open_flags::DIRECT_IO | open_flags::PARALLEL_DIRECT_WRITES
-        } else {
-            open_flags::KEEP_CACHE
-        };
     Ok(Answer::of(reply, &OpenOut { handle: u64::from(file.number), open_flags, backing: 0 }))
 }
 

@@ -24,9 +24,7 @@ use super::holder::Attachment;
 use super::parked::{Parked, Reason};
 use super::requests::{Answer, Request, answer_to};
 use crate::ExportError;
-use aenv_sys::fuse::abi::{
-    self, NotifyDelete, NotifyEntry, ReplyHeader, RequestHeader, WriteOut, notify, opcode,
-};
+use aenv_sys::fuse::abi::{ReplyHeader, RequestHeader, WriteOut, opcode};
 use aenv_sys::fuse::pages::{PAGE_BYTES, Pages};
 use aenv_sys::fuse::pressure;
 use aenv_sys::fuse::slots::{DATA_BYTES, Slot};
@@ -66,7 +64,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(10);
 pub(super) struct Session {
     threads: Vec<JoinHandle<()>>,
     shared: Arc<Shared>,
-    _socket: OwnedFd,
+    socket: OwnedFd,
 }
 
 #[derive(Debug)]
@@ -116,12 +114,17 @@ impl Session {
         let workers = devices.len();
         let (stopping, warned) = (AtomicBool::new(false), AtomicBool::new(false));
         let shared = Arc::new(Shared { devices, files, parked, left, stopping, warned });
-        let mut session = Self { threads: Vec::new(), shared, _socket: socket };
+        let mut session = Self { threads: Vec::new(), shared, socket };
         for device in 0..workers {
             session.spawn(&format!("fuse-{device}"), move |shared, reply| work(shared, device, reply))?;
         }
         session.spawn("fuse-parked", retry_parked)?;
         Ok(session)
+    }
+
+    /// Closed by the other side when the holder is gone.
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.socket
     }
 
     fn spawn(
@@ -319,7 +322,7 @@ fn number_of(header: &RequestHeader) -> u32 {
 /// Gives free slots and parked requests to `parked`; returns those with other requests.
 fn sort_slots(slots: Vec<Slot>, parked: &Parked, devices: usize) -> Vec<Slot> {
     let mut left = Vec::new();
-    for slot in slots {
+    for mut slot in slots {
         let whole = Request::parse(slot.request()).map(|request| request.header);
         match (slot.state(), whole) {
             (READING | EXECUTING | ANSWERING, Some(_)) if (slot.word(DEVICE) as usize) < devices => {
@@ -332,6 +335,7 @@ fn sort_slots(slots: Vec<Slot>, parked: &Parked, devices: usize) -> Vec<Slot> {
             }
             _ => {
                 slot.set_state(FREE);
+                keep_only(&mut slot, 0);
                 parked.release(slot);
             }
         }
@@ -349,10 +353,16 @@ fn sort_slots(slots: Vec<Slot>, parked: &Parked, devices: usize) -> Vec<Slot> {
 fn work(shared: &Shared, device: usize, reply: &mut Reply) {
     loop {
         let slot = shared.left.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let Some(slot) = slot else { break };
+        let Some(mut slot) = slot else { break };
         match shared.resume(&slot, reply) {
-            Handled::NoRoom(reason) => shared.parked.park_again(slot, reason),
-            Handled::Done | Handled::WokenUp => shared.parked.release(slot),
+            Handled::NoRoom(reason) => {
+                keep_only(&mut slot, reason.bytes);
+                shared.parked.park_again(slot, reason);
+            }
+            Handled::Done | Handled::WokenUp => {
+                keep_only(&mut slot, 0);
+                shared.parked.release(slot);
+            }
         }
     }
     while let Some(mut slot) = shared.parked.take_slot() {
@@ -360,7 +370,10 @@ fn work(shared: &Shared, device: usize, reply: &mut Reply) {
             shared.warn_unlocked(&error);
         }
         match serve(shared, device, &mut slot, reply) {
-            Some(reason) => shared.parked.park(slot, reason),
+            Some(reason) => {
+                keep_only(&mut slot, reason.bytes);
+                shared.parked.park(slot, reason);
+            }
             None => {
                 shared.parked.leave(slot);
                 return;
@@ -413,14 +426,14 @@ fn retry_parked(shared: &Shared, reply: &mut Reply) {
                 Handled::NoRoom(reason) => {
                     full.push(number);
                     if give_up_if_killed(shared, &slot, reply) {
-                        free(shared, id, &mut slot);
+                        keep_only(&mut slot, 0);
                         shared.parked.done(id, slot);
                     } else {
                         shared.parked.still(id, slot, Some(reason.text));
                     }
                 }
                 Handled::Done | Handled::WokenUp => {
-                    free(shared, id, &mut slot);
+                    keep_only(&mut slot, 0);
                     shared.parked.done(id, slot);
                 }
             }
@@ -428,11 +441,10 @@ fn retry_parked(shared: &Shared, reply: &mut Reply) {
     }
 }
 
-/// A slot that goes back to the others keeps no memory.
-fn free(shared: &Shared, id: u64, slot: &mut Slot) {
-    if let Err(error) = slot.free_data() {
-        shared.warn_unlocked(&error);
-        tracing::debug!("parked request {id} keeps its memory: {error}");
+/// A slot that no worker has keeps no memory but that of its request.
+fn keep_only(slot: &mut Slot, bytes: usize) {
+    if let Err(error) = slot.keep_only(bytes) {
+        tracing::warn!("slot {} keeps more memory than it needs: {error}", slot.index());
     }
 }
 
@@ -446,38 +458,5 @@ fn give_up_if_killed(shared: &Shared, slot: &Slot, reply: &mut Reply) -> bool {
     killed
 }
 
-/// Tells the kernel what it did not ask.
-#[derive(Debug)]
-pub(super) struct Notifier {
-    device: OwnedFd,
-}
-
-impl Notifier {
-    pub(super) fn new(device: OwnedFd) -> Self {
-        Self { device }
-    }
-
-    /// A name may stand for another file, or for none.
-    pub(super) fn entry_changed(&self, name: &str) -> io::Result<()> {
-        let body = NotifyEntry { parent: abi::ROOT_NODE, name_length: name.len() as u32, flags: 0 };
-        self.send(notify::INVALIDATE_ENTRY, body.as_bytes(), name)
-    }
-
-    /// A file is gone, though it may be in use.
-    pub(super) fn deleted(&self, node: u64, name: &str) -> io::Result<()> {
-        let (parent, name_length) = (abi::ROOT_NODE, name.len() as u32);
-        let body = NotifyDelete { parent, child: node, name_length, padding: 0 };
-        self.send(notify::DELETE, body.as_bytes(), name)
-    }
-
-    fn send(&self, code: i32, body: &[u8], name: &str) -> io::Result<()> {
-        let length = REPLY_HEADER + body.len() + name.len() + 1;
-        let header = ReplyHeader { length: length as u32, error: code, unique: 0 };
-        let message = [header.as_bytes(), body, name.as_bytes(), b"\0"].concat();
-        match rustix::io::write(&self.device, &message) {
-            // The kernel knows no such entry, or nothing is mounted any more.
-            Ok(_) | Err(Errno::NOENT | Errno::NODEV) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
-    }
-}
+#[cfg(test)]
+mod tests;

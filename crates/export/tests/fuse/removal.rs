@@ -101,9 +101,13 @@ fn a_holder_that_died_is_replaced_at_the_same_place() {
     let mut stage = Stage::new();
     let exporter = stage.serve();
     let path = add_disk(&exporter, 1, &stage.disk("content", SIZE));
-    drop(exporter);
+    assert!(exporter.is_held());
     stage.holder.0.kill().unwrap();
     stage.holder.0.wait().unwrap();
+    // The daemon goes on, and knows.
+    assert!(!exporter.is_held());
+    File::open(&path).unwrap().read_exact_at(&mut [0], 0).unwrap();
+    drop(exporter);
     assert!(File::open(&path).is_err());
     // Its socket and its dead mount are still there.
     assert!(stage.path("socket").exists());

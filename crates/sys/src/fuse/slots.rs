@@ -184,17 +184,25 @@ impl Slot {
         if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Gives the memory of data back. It reads as zeros then.
+    /// Gives the memory behind the first `length` bytes of the request area back, whole pages of it. It reads as zeros
+    /// then, and what is kept may be swapped out.
     ///
     /// # Errors
     /// The system's error.
-    pub fn free_data(&mut self) -> io::Result<()> {
+    pub fn keep_only(&mut self, length: usize) -> io::Result<()> {
         // SAFETY: unlocks pages of this slot; changes no content.
         let unlocked = unsafe { libc::munlock(self.at(0).cast(), SLOT_BYTES) };
+        if unlocked != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let kept = length.saturating_add(REQUEST_OFFSET).min(SLOT_BYTES).next_multiple_of(PAGE_BYTES);
+        if kept == SLOT_BYTES {
+            return Ok(());
+        }
         // SAFETY: the pages belong to this slot's request area, which is exclusively ours by `&mut self`; they read as
         // zeros afterwards, which are valid bytes.
-        let freed = unsafe { libc::madvise(self.at(PAGE_BYTES).cast(), DATA_BYTES, libc::MADV_REMOVE) };
-        if unlocked == 0 && freed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        let freed = unsafe { libc::madvise(self.at(kept).cast(), SLOT_BYTES - kept, libc::MADV_REMOVE) };
+        if freed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     fn atomic(&self, number: usize) -> &AtomicU32 {

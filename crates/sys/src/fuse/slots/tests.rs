@@ -30,15 +30,23 @@ fn data_of_a_write_is_page_aligned() {
 }
 
 #[test]
-fn freed_data_reads_as_zeros_and_takes_no_memory() {
+fn memory_that_is_given_back_reads_as_zeros_and_is_not_stored() {
     let memory = create(2).unwrap();
     let mut slots = map(memory.try_clone().unwrap(), 2).unwrap();
-    slots[1].request_mut().fill(1);
-    let before = rustix::fs::fstat(&memory).unwrap().st_blocks;
-    slots[1].free_data().unwrap();
-    let after = rustix::fs::fstat(&memory).unwrap().st_blocks;
-    assert_eq!((before - after) * 512, 1 << 20);
-    assert!(slots[1].request()[PREFIX_BYTES..].iter().all(|byte| *byte == 0));
+    let stored = || rustix::fs::fstat(&memory).unwrap().st_blocks * 512;
+    for (length, pages) in
+        [(0, 1), (PREFIX_BYTES, 1), (PREFIX_BYTES + 1, 2), (PREFIX_BYTES + 8192, 3), (usize::MAX, 257)]
+    {
+        let slot = &mut slots[1];
+        slot.lock().unwrap();
+        slot.request_mut().fill(1);
+        slot.keep_only(length).unwrap();
+        assert_eq!(stored(), pages * 4096, "{length}");
+        let kept = length.min(slot.request().len());
+        assert!(slot.request()[..kept].iter().all(|byte| *byte == 1), "{length}");
+        let behind = usize::try_from((pages - 1) * 4096).unwrap() + PREFIX_BYTES;
+        assert!(slot.request()[behind..].iter().all(|byte| *byte == 0), "{length}");
+    }
 }
 
 #[test]
