@@ -12,8 +12,8 @@
 //!
 //! * A queue belongs to the thread that fetched from it, so answers go back through it. Storage may block, so it is never
 //!   called there. Data never passes through memory that lasts: a held request costs its place in a list.
-//! * One queue per device: Linux 6.12 fails (an oops) if a server dies after it took over one of several queues and not yet
-//!   the others. Devices are spread over the I/O threads by their numbers.
+//! * One queue per device: Linux 6.12 does not survive a second recovery when a server died after it had taken over one of
+//!   several queues and not yet the others. Devices are spread over the I/O threads by their numbers.
 //! * The device's `mark` says whose it is: a checksum of the instance, and one of the export's name. So a device of another
 //!   program, or of another export, is neither taken over nor deleted.
 //! * I/O threads have no CAP_SYS_ADMIN; for that reason the kernel does not look for partitions in what guests wrote.
