@@ -49,6 +49,7 @@ impl Node {
             boot: BootSource {
                 kernel: self.settings.guest.kernel.clone(),
                 initramfs: self.settings.guest.initramfs.clone(),
+                guest_arguments: Vec::new(),
             },
         }
     }

@@ -7,7 +7,7 @@ mod detached;
 mod isolation;
 
 pub use detached::{Detached, find_program, is_installed};
-pub use isolation::{Access, Isolation, JailStep};
+pub use isolation::{Access, DeviceKind, Isolation, JailStep};
 pub use rustix::process::Resource;
 
 use rustix::fd::{AsFd, OwnedFd};

@@ -38,6 +38,9 @@ pub struct BootSource {
     pub kernel: PathBuf,
     /// Initial RAM filesystem whose `/init` is the guest daemon.
     pub initramfs: PathBuf,
+    /// What the guest daemon is told by way of the kernel's arguments, one `name=value` each, without blanks. Of no
+    /// concern to a restore: the guest has read them.
+    pub guest_arguments: Vec<String>,
 }
 
 /// Where a VMM runs on this host. Everything named here exists before the call and is owned by the caller.
@@ -51,7 +54,8 @@ pub struct Placement {
     pub netns: PathBuf,
     /// Name of the persistent tap device inside that namespace.
     pub tap: String,
-    /// Root disk, raw, writable, private to this VM.
+    /// Root disk, raw, writable, private to this VM: a regular file, also one that a FUSE server exports to every user, or
+    /// a block device.
     pub disk: PathBuf,
     /// Kernel and initramfs; a restore needs them too, because some VMMs keep them in their machine description.
     pub boot: BootSource,

@@ -16,6 +16,7 @@ mod console;
 pub mod driver;
 mod ending;
 pub mod firecracker;
+mod host_disk;
 mod partial;
 pub mod probe;
 mod process;

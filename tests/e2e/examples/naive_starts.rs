@@ -86,7 +86,11 @@ async fn main() -> Result<()> {
     let bench = Bench {
         vmm,
         slots: LinuxSlots::start(settings).await?,
-        boot: BootSource { kernel: guest.join(kernel), initramfs: guest.join("initramfs.cpio") },
+        boot: BootSource {
+            kernel: guest.join(kernel),
+            initramfs: guest.join("initramfs.cpio"),
+            guest_arguments: Vec::new(),
+        },
         base_disk: directory.join("base.ext4"),
         directory: directory.clone(),
     };

@@ -55,10 +55,12 @@ pub enum JailStep {
     },
     /// A new directory.
     Directory(PathBuf),
-    /// A new character device that only one user may use.
+    /// A new device node that only one user may use.
     Device {
         /// Where.
         path: PathBuf,
+        /// Which kind of device has that number.
+        kind: DeviceKind,
         /// Device number.
         major: u32,
         /// Device number.
@@ -66,6 +68,15 @@ pub enum JailStep {
         /// User and group id it belongs to.
         owner: u32,
     },
+}
+
+/// Character and block devices are numbered apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// Read and written as a stream, or by its own calls.
+    Character,
+    /// A disk.
+    Block,
 }
 
 /// What can be done with a bound file.
@@ -93,7 +104,7 @@ enum PreparedStep {
     Bind { source: CString, target: CString, flags: MountFlags },
     Memory { target: CString, options: CString },
     Directory(CString),
-    Device { path: CString, device: u64, owner: u32 },
+    Device { path: CString, kind: FileType, device: u64, owner: u32 },
 }
 
 impl PreparedIsolation {
@@ -187,9 +198,13 @@ impl PreparedStep {
                 Self::Memory { target: c_path(target)?, options }
             }
             JailStep::Directory(path) => Self::Directory(c_path(path)?),
-            JailStep::Device { path, major, minor, owner } => {
+            JailStep::Device { path, kind, major, minor, owner } => {
                 let device = rustix::fs::makedev(*major, *minor);
-                Self::Device { path: c_path(path)?, device, owner: *owner }
+                let kind = match kind {
+                    DeviceKind::Character => FileType::CharacterDevice,
+                    DeviceKind::Block => FileType::BlockDevice,
+                };
+                Self::Device { path: c_path(path)?, kind, device, owner: *owner }
             }
         })
     }
@@ -206,9 +221,9 @@ impl PreparedStep {
                 rustix::mount::mount(c"tmpfs", &**target, c"tmpfs", flags, &**options)
             }
             Self::Directory(path) => rustix::fs::mkdirat(CWD, &**path, Mode::from_raw_mode(0o755)),
-            Self::Device { path, device, owner } => {
+            Self::Device { path, kind, device, owner } => {
                 let mode = Mode::from_raw_mode(0o600);
-                rustix::fs::mknodat(CWD, &**path, FileType::CharacterDevice, mode, *device)?;
+                rustix::fs::mknodat(CWD, &**path, *kind, mode, *device)?;
                 let (user, group) = (rustix::fs::Uid::from_raw(*owner), rustix::fs::Gid::from_raw(*owner));
                 rustix::fs::chownat(
                     CWD,

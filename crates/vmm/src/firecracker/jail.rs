@@ -7,6 +7,7 @@
 //! ```text
 //! run_dir/jail/firecracker/NAME/root     becomes /, owned by the VM's user
 //!   disk memory state kernel initramfs   empty files; in the jail the VM's files lie over them
+//!                                        (a disk that is a block device: a node of that device)
 //!   capture/                             of root: the user can write the files we put there, but not exchange them
 //!   api.socket                           made by Firecracker
 //!   firecracker firecracker.pid dev run  made by the jailer
@@ -14,10 +15,11 @@
 
 use super::requests::name;
 use crate::driver::{CaptureFiles, Placement};
-use aenv_sys::process::{Access, JailStep};
+use crate::host_disk::{DiskKind, HostDisk};
+use aenv_sys::process::{Access, DeviceKind, JailStep};
 use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _, chown};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 const JAIL: &str = "jail";
@@ -74,7 +76,12 @@ impl Jail {
     }
 
     /// Makes the directory anew and returns what is to be mounted into it. The disk is given to the VM's user.
-    pub(super) fn build(&self, placement: &Placement, origin: Origin<'_>) -> io::Result<Vec<JailStep>> {
+    pub(super) fn build(
+        &self,
+        placement: &Placement,
+        disk: &HostDisk,
+        origin: Origin<'_>,
+    ) -> io::Result<Vec<JailStep>> {
         self.remove()?;
         // Fails when the run directory is gone: a start that was given up must not bring it back.
         std::fs::create_dir(&self.base).map_err(|error| on_path(&self.base, &error))?;
@@ -82,10 +89,22 @@ impl Jail {
         let capture = self.capture_directory();
         std::fs::create_dir(&capture)?;
         std::fs::set_permissions(&capture, Permissions::from_mode(CAPTURE_MODE))?;
-        let user = Some(placement.user);
-        chown(&placement.disk, user, user).map_err(|error| on_path(&placement.disk, &error))?;
+        disk.give(&placement.disk, placement.user)?;
         let boot = &placement.boot;
-        let mut shown = vec![(&placement.disk, name::DISK, Access::ReadWrite)];
+        let (mut shown, mut steps) = (Vec::new(), Vec::new());
+        match disk.kind {
+            DiskKind::File | DiskKind::ExportedFile => {
+                shown.push((&placement.disk, name::DISK, Access::ReadWrite));
+            }
+            // A bound device would not work: nothing that is bound may be used as one.
+            DiskKind::Device { major, minor } => steps.push(JailStep::Device {
+                path: self.root.join(name::DISK),
+                kind: DeviceKind::Block,
+                major,
+                minor,
+                owner: placement.user,
+            }),
+        }
         match origin {
             Origin::Boot => shown.extend([
                 (&boot.kernel, name::KERNEL, Access::ReadOnly),
@@ -96,13 +115,13 @@ impl Jail {
                 (&files.state, name::STATE, Access::ReadOnly),
             ]),
         }
-        let bind = |(source, name, access): (&PathBuf, &str, Access)| {
+        for (source, name, access) in shown {
             let target = self.root.join(name);
             File::create(&target).map_err(|error| on_path(&target, &error))?;
             let source = std::fs::canonicalize(source).map_err(|error| on_path(source, &error))?;
-            Ok(JailStep::Bind { source, target, access })
-        };
-        shown.into_iter().map(bind).collect()
+            steps.push(JailStep::Bind { source, target, access });
+        }
+        Ok(steps)
     }
 
     /// The jailer's arguments. Namespaces and control group are those it is born in; it makes neither.
@@ -171,7 +190,11 @@ mod tests {
             netns: PathBuf::from("/n"),
             tap: "tap0".to_owned(),
             disk: directory.join("disk"),
-            boot: BootSource { kernel: directory.join("kernel"), initramfs: directory.join("initramfs") },
+            boot: BootSource {
+                kernel: directory.join("kernel"),
+                initramfs: directory.join("initramfs"),
+                guest_arguments: Vec::new(),
+            },
             user: rustix::process::getuid().as_raw(),
         }
     }
@@ -184,7 +207,8 @@ mod tests {
         let root = directory.path().join("jail/firecracker-1.12/a-1/root");
         assert_eq!(jail.root(), root);
         for _ in 0..2 {
-            let steps = jail.build(&placement, Origin::Boot).unwrap();
+            let disk = HostDisk::examine(&placement.disk).unwrap();
+            let steps = jail.build(&placement, &disk, Origin::Boot).unwrap();
             let target = |step: &JailStep| match step {
                 JailStep::Bind { target, access, .. } => (target.clone(), *access),
                 other => panic!("{other:?}"),
@@ -203,13 +227,28 @@ mod tests {
     }
 
     #[test]
+    fn a_device_gets_a_node_in_the_jail_that_only_the_vm_may_use() {
+        let directory = tempfile::tempdir().unwrap();
+        let placement = placement(directory.path());
+        let jail = Jail::new(&placement, Path::new("firecracker"));
+        let disk = HostDisk { kind: DiskKind::Device { major: 259, minor: 7 }, bytes: 1 << 30 };
+        let steps = jail.build(&placement, &disk, Origin::Boot).unwrap();
+        let path = jail.root().join("disk");
+        assert!(!path.exists() && placement.disk.exists());
+        let (kind, owner) = (DeviceKind::Block, placement.user);
+        assert_eq!(steps[0], JailStep::Device { path, kind, major: 259, minor: 7, owner });
+        assert_eq!(steps.len(), 3);
+    }
+
+    #[test]
     fn a_missing_file_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let placement = placement(directory.path());
         let jail = Jail::new(&placement, Path::new("firecracker"));
         let capture =
             CaptureFiles { memory: directory.path().join("no-memory"), state: directory.path().join("s") };
-        let error = jail.build(&placement, Origin::Capture(&capture)).unwrap_err();
+        let disk = HostDisk::examine(&placement.disk).unwrap();
+        let error = jail.build(&placement, &disk, Origin::Capture(&capture)).unwrap_err();
         assert!(error.to_string().contains("no-memory"), "{error}");
     }
 

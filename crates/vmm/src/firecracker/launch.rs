@@ -17,6 +17,7 @@ use crate::confinement::Confined;
 use crate::console::Console;
 use crate::driver::{CaptureFiles, Exit, MachineSpec, Placement, ProcessRecord, VmmError};
 use crate::ending::last_lines;
+use crate::host_disk::HostDisk;
 use crate::process::{self, OwnedProcess, blocking, process_name};
 use crate::strays::vm_of;
 use aenv_sys::process::{Detached, Isolation, PidFd};
@@ -73,6 +74,7 @@ pub(super) async fn boot(
         version: driver.version,
         spec,
         tap: &placement.tap,
+        guest_arguments: &placement.boot.guest_arguments,
         template: &driver.template,
         limits: &driver.settings.limits,
         balloon: driver.settings.balloon,
@@ -201,14 +203,16 @@ impl Plan {
         if jail.exists()? {
             end_earlier(&placement.name)?;
         }
-        let steps = jail.build(placement, capture.as_ref().map_or(Origin::Boot, Origin::Capture))?;
+        let disk = HostDisk::examine(&placement.disk)?;
+        let origin = capture.as_ref().map_or(Origin::Boot, Origin::Capture);
+        let steps = jail.build(placement, &disk, origin)?;
         remove(&capture::marker(&placement.run_dir))?;
         let captures = CaptureDirectory::open(&jail.capture_directory())?;
         // Before the process starts, so that nothing happens unseen.
         let watch = DirectoryWatch::new(jail.root())?;
         let (output, console) = Console::create(&placement.run_dir)?;
         let netns = File::open(&placement.netns).map_err(|error| on_path(&placement.netns, &error))?;
-        let largest_file = std::fs::metadata(&placement.disk)?.len().max(*memory_bytes);
+        let largest_file = disk.bytes.max(*memory_bytes);
         let process = Detached {
             program: &driver.jailer,
             arg0: &process_name(&placement.name),

@@ -73,6 +73,7 @@ pub(super) struct Boot<'a> {
     pub(super) version: Version,
     pub(super) spec: &'a MachineSpec,
     pub(super) tap: &'a str,
+    pub(super) guest_arguments: &'a [String],
     pub(super) template: &'a Template,
     pub(super) limits: &'a RateLimits,
     pub(super) balloon: bool,
@@ -82,7 +83,7 @@ impl Boot<'_> {
     /// The requests in order; the last one starts the guest. There is no entropy device: every CPU that Firecracker runs
     /// on has `rdrand`, and the guest daemon feeds the kernel's pool where clones must differ.
     pub(super) fn requests(&self) -> Vec<Request> {
-        let Self { version, spec, tap, template, limits, balloon } = self;
+        let Self { version, spec, tap, guest_arguments, template, limits, balloon } = self;
         // Firecracker tells which pages were written since the last capture only when it tracks from the start.
         let mut machine = json!({
             "vcpu_count": spec.vcpus, "mem_size_mib": spec.memory_mib, "smt": false, "track_dirty_pages": true,
@@ -94,10 +95,12 @@ impl Boot<'_> {
         if let Template::Custom(document) = template {
             requests.push(Request::put("/cpu-config", document.clone()));
         }
+        let mut arguments = vec![KERNEL_ARGUMENTS];
+        arguments.extend(guest_arguments.iter().map(String::as_str));
         requests.push(Request::put(
             "/boot-source",
             json!({
-                "kernel_image_path": name::KERNEL, "initrd_path": name::INITRAMFS, "boot_args": KERNEL_ARGUMENTS,
+                "kernel_image_path": name::KERNEL, "initrd_path": name::INITRAMFS, "boot_args": arguments.join(" "),
             }),
         ));
         // The initramfs mounts the disk, so it is no root device for Firecracker. `Writeback`: the guest's flushes are

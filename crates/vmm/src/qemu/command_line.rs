@@ -6,6 +6,7 @@
 
 use super::{jail, program_tree};
 use crate::driver::{GUEST_MAC, MachineSpec, Placement};
+use crate::host_disk::DiskKind;
 use crate::probe::{Accelerator, Choice, CpuVendor};
 use crate::program::Version;
 use crate::rate_limits::RateLimits;
@@ -52,6 +53,7 @@ pub(super) struct CommandLine<'a> {
     pub(super) tsc_khz: Option<u64>,
     pub(super) spec: &'a MachineSpec,
     pub(super) placement: &'a Placement,
+    pub(super) disk: DiskKind,
     pub(super) limits: &'a RateLimits,
     /// Process name, as in the process list.
     pub(super) process_name: &'a str,
@@ -66,7 +68,7 @@ impl CommandLine<'_> {
         let mut line = Line(Vec::new());
         self.process(&mut line);
         self.machine(&mut line);
-        devices(self.placement, self.limits, &mut line);
+        devices(self.placement, self.disk, self.limits, &mut line);
         match self.start {
             Start::Boot => {
                 line.add("-kernel", jail::KERNEL);
@@ -131,6 +133,10 @@ impl CommandLine<'_> {
     /// `pci=off`: there is no bus to look for.
     fn kernel_arguments(&self) -> String {
         let mut arguments = "console=ttyS0 quiet panic=-1 reboot=t pci=off".to_owned();
+        for argument in &self.placement.boot.guest_arguments {
+            arguments.push(' ');
+            arguments.push_str(argument);
+        }
         if self.accelerator == Accelerator::Tcg {
             // Emulated, the machine has no clock that the kernel could calibrate the time-stamp counter against, and
             // its attempt with the interval timer fails at random on a busy host.
@@ -145,12 +151,21 @@ impl CommandLine<'_> {
 
 /// The guest's devices. Their order is part of what a capture is bound to. virtio-mmio stays at QEMU's default layout
 /// (legacy): the state of the modern one has 90 KB of unused queues, which cost 2 ms per capture and 1 ms per restore.
-fn devices(placement: &Placement, limits: &RateLimits, line: &mut Line) {
+fn devices(placement: &Placement, disk: DiskKind, limits: &RateLimits, line: &mut Line) {
     line.add("-chardev", format_args!("ringbuf,id={CONSOLE},size={CONSOLE_BYTES}"));
     line.add("-serial", format_args!("chardev:{CONSOLE}"));
     // A write-back cache whose flushes are carried out: the guest's fsync is real. Trimmed blocks go back to the host.
-    let disk = jail::DISK;
-    line.add("-blockdev", format_args!("driver=file,node-name=disk-file,filename={disk},discard=unmap"));
+    let path = jail::disk(disk);
+    // Who exports a disk has a cache of its own, so the host's would hold everything twice.
+    let (driver, cache) = match disk {
+        DiskKind::File => ("file", ""),
+        DiskKind::ExportedFile => ("file", ",aio=threads,cache.direct=on"),
+        DiskKind::Device { .. } => ("host_device", ",aio=threads,cache.direct=on"),
+    };
+    line.add(
+        "-blockdev",
+        format_args!("driver={driver},node-name=disk-file,filename={path},discard=unmap{cache}"),
+    );
     let limited = limits.limit_disk();
     let node = if limited { "disk-raw" } else { "disk" };
     line.add("-blockdev", format_args!("driver=raw,node-name={node},file=disk-file,discard=unmap"));

@@ -13,6 +13,7 @@ use crate::confinement::Confined;
 use crate::console::{self, Console};
 use crate::driver::{CaptureFiles, Exit, MachineSpec, Placement, ProcessRecord, VmmError};
 use crate::ending::last_lines;
+use crate::host_disk::HostDisk;
 use crate::process::{OwnedProcess, blocking};
 use aenv_sys::file::reflink;
 use aenv_sys::process::{Access, Detached, PidFd};
@@ -20,7 +21,7 @@ use serde_json::json;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{chown, fchown};
+use std::os::unix::fs::fchown;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -233,16 +234,19 @@ impl Plan {
     ) -> io::Result<(OwnedProcess, u64, Console)> {
         let Self { driver, spec, placement, tree, .. } = self;
         let listener = listen(&placement.run_dir)?;
+        let disk = HostDisk::examine(&placement.disk)?;
         let (memory, memory_access) = self.memory()?;
         let jail = Jail {
             tree,
             placement,
             accelerator: driver.choice.accelerator,
+            disk: disk.kind,
             memory: &memory,
             memory_access,
             boots: self.image.is_none(),
-            largest_file: self.give_files()?.max(spec.memory_mib << 20).max(LEAST_FILE_LIMIT),
+            largest_file: disk.bytes.max(spec.memory_mib << 20).max(LEAST_FILE_LIMIT),
         };
+        self.give_files(&disk)?;
         let process_name = crate::process::process_name(&placement.name);
         let command_line = CommandLine {
             version: driver.version,
@@ -251,6 +255,7 @@ impl Plan {
             tsc_khz: driver.tsc_khz,
             spec,
             placement,
+            disk: disk.kind,
             limits: &driver.settings.limits,
             process_name: &process_name,
             monitor_fd: listener.as_raw_fd(),
@@ -296,13 +301,10 @@ impl Plan {
         }
     }
 
-    /// Gives the process what it may write; returns the size of the disk.
-    fn give_files(&self) -> io::Result<u64> {
+    /// Gives the process what it may write.
+    fn give_files(&self, disk: &HostDisk) -> io::Result<()> {
         self.own_file(&jail::state_file(&self.placement))?;
-        let disk = &self.placement.disk;
-        let user = Some(self.placement.user);
-        chown(disk, user, user).map_err(|error| on_path(disk, &error))?;
-        Ok(std::fs::metadata(disk)?.len())
+        disk.give(&self.placement.disk, self.placement.user)
     }
 
     /// A new file that belongs to the process.

@@ -131,7 +131,7 @@ async fn a_template_hides_a_feature_and_a_flush_is_offered() {
 }
 
 /// The output of a process: the guest daemon sends it as base64 in JSON.
-fn decoded(said: &str) -> String {
+pub(crate) fn decoded(said: &str) -> String {
     use base64::Engine as _;
     let pieces = said.split("\"stdout\":\"").skip(1).filter_map(|piece| piece.split('"').next());
     let decode = |piece| base64::engine::general_purpose::STANDARD.decode(piece).unwrap();

@@ -107,7 +107,11 @@ impl Host {
             Kind::Qemu => "kernel/vmlinuz",
             Kind::Firecracker => "kernel/vmlinux",
         };
-        let boot = BootSource { kernel: guest.join(kernel), initramfs: guest.join("initramfs.cpio") };
+        let boot = BootSource {
+            kernel: guest.join(kernel),
+            initramfs: guest.join("initramfs.cpio"),
+            guest_arguments: Vec::new(),
+        };
         for path in [&boot.kernel, &boot.initramfs] {
             assert!(
                 path.exists(),
@@ -162,14 +166,16 @@ impl Host {
         slot
     }
 
-    /// A slot whose disk has a shell, with what it needs, and nothing else.
+    /// A slot whose disk has a shell and `sync`, with what they need, and nothing else.
     pub(crate) fn slot_with_shell(&self, name: &str) -> Slot {
         let slot = Slot::new(self, name);
         let tree = self.path(&format!("tree-{name}"));
-        let needed = Command::new("ldd").arg("/bin/sh").output().unwrap();
+        let needed = Command::new("ldd").args(["/bin/sh", "/bin/sync"]).output().unwrap();
         let needed = String::from_utf8_lossy(&needed.stdout).into_owned();
-        let libraries = needed.split_whitespace().filter(|word| word.starts_with('/'));
-        for file in libraries.chain(["/bin/sh"]) {
+        // Of several files each list is headed by the file's name and a colon.
+        let is_library = |word: &&str| word.starts_with('/') && !word.ends_with(':');
+        let libraries = needed.split_whitespace().filter(is_library);
+        for file in libraries.chain(["/bin/sh", "/bin/sync"]) {
             let target = tree.join(&file[1..]);
             std::fs::create_dir_all(target.parent().unwrap()).unwrap();
             std::fs::copy(file, target).unwrap();
@@ -177,6 +183,15 @@ impl Host {
         File::create(&slot.disk).unwrap().set_len(64 << 20).unwrap();
         let (tree, disk) = (tree.to_str().unwrap(), slot.disk.to_str().unwrap());
         run("mke2fs", &["-q", "-F", "-t", "ext4", "-d", tree, disk]);
+        slot
+    }
+
+    /// Turns the slot's disk into a block device.
+    pub(crate) fn onto_device(&self, mut slot: Slot) -> Slot {
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(&slot.disk).output().unwrap();
+        assert!(output.status.success(), "losetup: {}", String::from_utf8_lossy(&output.stderr));
+        slot.disk = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
+        slot.is_device = true;
         slot
     }
 
@@ -297,6 +312,7 @@ pub(crate) struct Slot {
     netns: PathBuf,
     namespace: NetworkNamespace,
     disk: PathBuf,
+    is_device: bool,
     boot: BootSource,
     user: u32,
 }
@@ -315,11 +331,23 @@ impl Slot {
         };
         namespace.run(network).unwrap();
         let disk = host.path(&format!("disk-{name}"));
-        Self { name, directory, netns, namespace, disk, boot: host.boot.clone(), user }
+        Self { name, directory, netns, namespace, disk, is_device: false, boot: host.boot.clone(), user }
     }
 
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// A file of the disk of a VM that was killed, after the host's kernel replayed the journal; the filesystem is checked.
+    pub(crate) fn file_on_disk(&self, name: &str) -> String {
+        let (disk, mount_point) = (self.disk.to_str().unwrap(), self.directory.with_extension("mnt"));
+        let target = mount_point.to_str().unwrap();
+        std::fs::create_dir(&mount_point).unwrap();
+        run("mount", &["-t", "ext4", disk, target]);
+        let read = std::fs::read_to_string(mount_point.join(name));
+        run("umount", &[target]);
+        run("e2fsck", &["-f", "-n", disk]);
+        read.unwrap_or_else(|error| panic!("{name} is not on the disk: {error}"))
     }
 
     /// The namespace the VMM is in.
@@ -428,6 +456,9 @@ fn ask_health() -> std::io::Result<()> {
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        if self.is_device {
+            run("losetup", &["--detach", self.disk.to_str().unwrap()]);
+        }
         remove_pinned(&self.netns).unwrap();
     }
 }

@@ -78,6 +78,8 @@ impl Jailed {
             let own = metadata.uid() == self.user && metadata.mode() & 0o200 != 0;
             let anyone = metadata.mode() & 0o002 != 0 && !metadata.is_symlink();
             let device = metadata.file_type().is_char_device();
+            // But for its own disk no block device is there at all.
+            assert!(!metadata.file_type().is_block_device() || may_write.contains(&text), "{text}");
             if (own || anyone) && !device {
                 assert!(may_write.contains(&text), "{text} can be written: mode {:o}", metadata.mode());
             }
@@ -86,6 +88,17 @@ impl Jailed {
         for host in ["/etc", "/proc", "/sys", "/root", "/home", "/tmp", "/run/netns", "/var", "/usr/bin/sh"] {
             assert!(!names.contains(host), "{host} is in the jail");
         }
+    }
+
+    /// `node` in its root is the device `disk` of the host, for its own user only.
+    pub(crate) fn sees_device(&self, node: &str, disk: &Path) {
+        let inside = std::fs::metadata(self.proc("root").join(&node[1..])).unwrap();
+        assert!(inside.file_type().is_block_device());
+        assert_eq!(inside.rdev(), std::fs::metadata(disk).unwrap().rdev());
+        assert_eq!((inside.uid(), inside.mode() & 0o777), (self.user, 0o600));
+        let (_, others): (Vec<_>, Vec<_>) =
+            self.visible().into_iter().partition(|(path, _)| path == Path::new(node));
+        assert!(others.iter().all(|(_, metadata)| !metadata.file_type().is_block_device()));
     }
 
     /// Nothing of the host's or another VM's is mounted for it.

@@ -14,6 +14,7 @@ mod host;
 mod jail;
 
 use aenv_vmm::{CaptureBase, CaptureFiles, ExitCause, Machine, MachineSpec, VmmError};
+use firecracker::decoded;
 use host::{Host, Kind, Slot, memory_kib, process_exists};
 use std::time::{Duration, Instant};
 
@@ -268,6 +269,36 @@ async fn a_jailed_vmm_sees_no_host_file_no_host_network_and_no_other_sandbox() {
     for (machine, slot) in machines.iter().zip(&slots) {
         killed(&**machine, slot).await;
     }
+    host.leaves_nothing();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_may_be_a_block_device() {
+    let host = Host::new("b").await;
+    let slot = host.slot_with_shell("one");
+    let slot = host.onto_device(slot);
+    let machine = booted(&host, &slot).await;
+    let (disk, user) = slot.disk_and_user();
+    let node = match host.kind {
+        Kind::Qemu => "/dev/disk",
+        Kind::Firecracker => "/disk",
+    };
+    let jailed = jail::Jailed { pid: machine.record().pid, user };
+    jailed.has_no_privilege();
+    jailed.sees_device(node, disk);
+    let script = "echo first > /mark && read -r line < /mark && echo \"read $line\"";
+    assert!(decoded(&slot.shell(script, PATIENCE)).contains("read first"));
+    let files = captured(&host, &*machine, "device").await;
+    killed(&*machine, &slot).await;
+
+    // The capture was taken while the guest was stopped, so its disk is as the device is now.
+    let machine = restored(&host, &slot, &files).await;
+    let script =
+        "read -r line < /mark && echo \"again $line\" && echo second > /mark2 && sync && echo synced";
+    let said = decoded(&slot.shell(script, PATIENCE));
+    assert!(said.contains("again first") && said.contains("synced"), "{said}");
+    killed(&*machine, &slot).await;
+    assert_eq!(slot.file_on_disk("mark2"), "second\n");
     host.leaves_nothing();
 }
 

@@ -1,4 +1,4 @@
-use super::super::{Access, Ended, JailStep, Resource};
+use super::super::{Access, DeviceKind, Ended, JailStep, Resource};
 use super::*;
 
 /// Runs a shell script as the process and returns what it printed. `shell` is looked up in the root it gets.
@@ -97,7 +97,13 @@ async fn a_jail_shows_what_it_was_given_and_leaves_no_mount_on_the_host() {
             bind(&writable, "writable", Access::ReadWrite),
             JailStep::Memory { target: root.join("dev"), bytes: 4096 },
             JailStep::Directory(root.join("dev/net")),
-            JailStep::Device { path: root.join("dev/net/zero"), major: 1, minor: 5, owner: 712_345_678 },
+            JailStep::Device {
+                path: root.join("dev/net/zero"),
+                kind: DeviceKind::Character,
+                major: 1,
+                minor: 5,
+                owner: 712_345_678,
+            },
         ],
         root: Some(root.clone()),
         user: Some(712_345_678),

@@ -3,7 +3,16 @@ use super::*;
 const SPEC: MachineSpec = MachineSpec { vcpus: 2, memory_mib: 256 };
 
 fn boot(version: Version, template: &Template, limits: &RateLimits, balloon: bool) -> Vec<Request> {
-    Boot { version, spec: &SPEC, tap: "tap0", template, limits, balloon }.requests()
+    Boot {
+        version,
+        spec: &SPEC,
+        tap: "tap0",
+        guest_arguments: &["a.b=1".to_owned()],
+        template,
+        limits,
+        balloon,
+    }
+    .requests()
 }
 
 fn body<'a>(requests: &'a [Request], path: &str) -> &'a Value {

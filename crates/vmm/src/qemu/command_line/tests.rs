@@ -12,6 +12,7 @@ fn placement() -> Placement {
         boot: BootSource {
             kernel: PathBuf::from("/guest/vmlinuz"),
             initramfs: PathBuf::from("/guest/initramfs"),
+            guest_arguments: vec!["a.b=1".to_owned()],
         },
         user: 900_000_001,
     }
@@ -27,6 +28,7 @@ fn build(accelerator: Accelerator, start: Start, version: Version) -> String {
         tsc_khz: (accelerator == Accelerator::Tcg).then_some(2_100_000),
         spec: &spec,
         placement: &placement,
+        disk: DiskKind::File,
         limits: &RateLimits::default(),
         process_name: "aenv-a-one",
         monitor_fd: 7,
@@ -63,8 +65,7 @@ const MACHINE: &str = "-name guest=aenv-a-one,process=aenv-a-one
 #[test]
 fn boot_is_the_machine_and_a_kernel() {
     let machine = MACHINE.replace("READONLY", "");
-    let boot =
-        "-kernel /vm/kernel\n-initrd /vm/initramfs\n-append console=ttyS0 quiet panic=-1 reboot=t pci=off";
+    let boot = "-kernel /vm/kernel\n-initrd /vm/initramfs\n-append console=ttyS0 quiet panic=-1 reboot=t pci=off a.b=1";
     let expected = machine.replace("ACCELERATOR", "tcg,thread=multi,tb-size=128")
         + boot
         + " no_timer_check tsc=reliable tsc_early_khz=2100000";
@@ -85,11 +86,26 @@ fn restore_is_the_same_machine_without_a_kernel() {
 fn a_limited_disk_lies_behind_a_throttle() {
     let limits = RateLimits { disk_bytes: Some(1 << 20), disk_operations: Some(500), network_bytes: None };
     let mut line = Line(Vec::new());
-    devices(&placement(), &limits, &mut line);
+    devices(&placement(), DiskKind::File, &limits, &mut line);
     let line = line.0.join(" ");
     assert!(line.contains("throttle-group,id=disk-limits,x-bps-total=1048576,x-iops-total=500"), "{line}");
     assert!(
         line.contains("driver=throttle,node-name=disk,throttle-group=disk-limits,file=disk-raw"),
         "{line}"
+    );
+}
+
+#[test]
+fn an_exported_disk_is_not_cached_by_the_host() {
+    let disk = |kind| {
+        let mut line = Line(Vec::new());
+        devices(&placement(), kind, &RateLimits::default(), &mut line);
+        line.0.into_iter().find(|argument| argument.contains("node-name=disk-file")).unwrap()
+    };
+    let direct = "node-name=disk-file,filename=PATH,discard=unmap,aio=threads,cache.direct=on";
+    assert_eq!(disk(DiskKind::ExportedFile), format!("driver=file,{}", direct.replace("PATH", "/vm/disk")));
+    assert_eq!(
+        disk(DiskKind::Device { major: 259, minor: 3 }),
+        format!("driver=host_device,{}", direct.replace("PATH", "/dev/disk"))
     );
 }
