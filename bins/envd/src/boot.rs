@@ -3,11 +3,12 @@
 //! ```text
 //! initramfs: /dev ─▶ /proc /sys ─▶ modules of /modules/order ─▶ wait for /dev/vda ─▶ ext4 at /newroot
 //!            ─▶ move /dev /proc /sys over ─▶ remove what the initramfs held ─▶ newroot becomes /
-//! root disk: devpts, shm, run, cgroup ─▶ resolv.conf, hosts, /run/e2b ─▶ limits ─▶ lo, eth0, route ─▶ serve
+//! root disk: grown to the size that the kernel's arguments tell ─▶ devpts, shm, run, cgroup ─▶ resolv.conf, hosts, /run/e2b ─▶ limits ─▶ lo, eth0, route ─▶ serve
 //! ```
 //! The process is never replaced: it was loaded from the initramfs and stays. Whatever fails ends the machine with one
 //! line on the console that starts with `envd: boot failed:`.
 
+mod growth;
 mod modules;
 mod mounts;
 mod network;
@@ -47,6 +48,7 @@ pub(crate) fn enter_root() -> anyhow::Result<()> {
     wait_for(Path::new(ROOT_DISK))?;
     mounts::root_disk(Path::new(ROOT_DISK), Path::new("/newroot"))?;
     mounts::switch_root(Path::new("/newroot"))?;
+    growth::grow_root()?;
     mounts::runtime_filesystems();
     write_configuration();
     protect();

@@ -14,7 +14,7 @@
 //! | [`tsc`] | the rate of the time-stamp counter |
 //! | [`ublk`] | the kernel's ublk driver: block devices answered by this process |
 //! | [`watch`] | being told of new files in a directory |
-//! | [`guest`] | what PID 1 of a guest needs: modules, clock, random pool, reaping, spawning as a user |
+//! | [`guest`] | what PID 1 of a guest needs: random pool, growing a filesystem, spawning as a user |
 #![expect(unsafe_code, reason = "this crate is the one home of unsafe code")]
 
 pub mod cgroup;

@@ -38,6 +38,9 @@ pub const ENVD_PORT: u16 = 49983;
 pub const RELAY_PORT: u16 = 49982;
 /// The envd version we are compatible with, reported as `envdVersion`: E2B's SDKs gate features by it.
 pub const ENVD_VERSION: &str = "0.6.13";
+/// Name of the kernel argument, ours alone, by which the node tells a guest that boots how large its root filesystem is to
+/// be, in bytes.
+pub const ROOT_BYTES_ARGUMENT: &str = "aenv.root_bytes";
 /// Header that carries a sandbox's access token.
 pub const ACCESS_TOKEN_HEADER: &str = "x-access-token";
 
