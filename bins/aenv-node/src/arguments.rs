@@ -191,6 +191,9 @@ pub(crate) struct ImportOptions {
     /// Memory of its sandboxes in MiB
     #[arg(long, env = "AENV_TEMPLATE_MEMORY_MIB", default_value_t = 512)]
     pub(crate) memory_mib: u64,
+    /// Size of the root filesystem of its sandboxes in MiB, at least that of the image; it takes no room until it is used
+    #[arg(long, env = "AENV_TEMPLATE_DISK_MIB", default_value_t = 10240)]
+    pub(crate) disk_mib: u64,
 }
 
 #[derive(Debug, Args)]

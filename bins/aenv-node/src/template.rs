@@ -8,7 +8,8 @@ use anyhow::Result;
 /// Imports, and says what became of it.
 pub(crate) fn import(options: &ImportOptions) -> Result<()> {
     let (vcpus, memory) = (options.vcpus, options.memory_mib);
-    let imported = import_template(&options.data_dir, &options.name, vcpus, memory, &options.rootfs)?;
+    let disk = Some(options.disk_mib);
+    let imported = import_template(&options.data_dir, &options.name, vcpus, memory, disk, &options.rootfs)?;
     let name = &options.name;
     say(&match imported {
         Imported::New(id) => format!("template {name} ({id}): new"),

@@ -110,7 +110,7 @@ async fn take_machine(node: &Node, record: &VmRecord, slot: &Slot) -> Result<Arc
         .process
         .as_ref()
         .ok_or_else(|| lost(LossCause::VmmCrashed, "its record names no process".to_owned()))?;
-    let placement = node.placement(&record.id, slot);
+    let placement = node.placement(record, slot);
     let adopted = timed(node.settings.deadlines.step, node.parts.vmm.adopt(&record.spec, process, placement));
     adopted.await.0.map(Arc::from).map_err(|cause| match cause {
         Cause::Vmm(VmmError::Gone { cause, detail, .. }) => {

@@ -1,4 +1,4 @@
-//! Removes what a VM leaves: its process, its network, its directory, its journal row, in this order.
+//! Removes what a VM leaves: its process, its network, its disk, its directory, its journal row, in this order.
 //!
 //! Every step may be repeated, and is until it succeeds: an error is logged, tried again with growing pauses, and for as
 //! long as anything is left the row stays in the journal, so that the next process goes on where this one was killed.
@@ -61,6 +61,7 @@ async fn attempt(node: &Node, remains: &Remains, row: Row) -> Result<(), Cause> 
     if let Some(slot) = &remains.slot {
         timed(node.settings.deadlines.step, node.parts.slots.release(slot)).await.0?;
     }
+    timed(node.settings.deadlines.step, node.disks.remove(&remains.id)).await.0?;
     let directory = node.dir.sandbox(&remains.id);
     match tokio::fs::remove_dir_all(&directory).await {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => {

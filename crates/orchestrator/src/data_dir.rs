@@ -4,9 +4,10 @@
 //! <data>/lock                                     held by the one node process
 //! <data>/journal.sqlite
 //! <data>/templates/<id>/template.json             written last: a template without it does not exist
-//! <data>/templates/<id>/rootfs.ext4
 //! <data>/templates/<id>/captures/<key>/           {memory, state, disk.ext4}; capture.json written last
-//! <data>/sandboxes/<id>/disk.ext4
+//! <data>/storage/layers/<sha256>.raw              root filesystems of templates, never changed once they are there
+//! <data>/storage/{disks,images}/                  of the block service, where that is used
+//! <data>/sandboxes/<id>/disk.ext4                 where the block service is not used
 //! <data>/sandboxes/<id>/run/                      sockets, logs and jail of the VMM
 //! <data>/vmm/                                     roots of jails, made by the QEMU driver and not touched here
 //! ```
@@ -40,7 +41,7 @@ impl DataDir {
         // The journal holds tokens and environments, the disks whatever users wrote.
         std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o700)).map_err(fail("close"))?;
         let dir = Self { root };
-        for child in [dir.templates(), dir.sandboxes()] {
+        for child in [dir.templates(), dir.sandboxes(), dir.layers()] {
             std::fs::create_dir_all(&child).map_err(fail("make a directory in"))?;
         }
         Ok(dir)
@@ -86,6 +87,16 @@ impl DataDir {
     /// Where one template lies.
     pub(crate) fn template(&self, id: &TemplateId) -> PathBuf {
         self.templates().join(id.as_str())
+    }
+
+    /// Where the images of templates lie.
+    pub(crate) fn layers(&self) -> PathBuf {
+        self.root.join("storage/layers")
+    }
+
+    /// The image with this SHA-256, in hex.
+    pub(crate) fn image(&self, sha256: &str) -> PathBuf {
+        self.layers().join(format!("{sha256}.raw"))
     }
 
     /// Where sandboxes lie.

@@ -8,7 +8,7 @@ mod adoption;
 mod clearing;
 mod create;
 mod data_dir;
-mod disk;
+mod disks;
 pub mod error;
 mod greeting;
 mod guest_channel;
@@ -34,7 +34,7 @@ mod vm;
 pub use error::{Error, LossCause};
 pub use orchestrator::Orchestrator;
 pub use purge::{HeldDataDir, hold_data_dir};
-pub use settings::{Deadlines, DiskCopies, GuestArtifacts, Parts, Settings, StartError};
+pub use settings::{Deadlines, DiskCopies, DiskSettings, GuestArtifacts, Parts, Settings, StartError};
 pub use template::{ImportError, Imported, import_template};
 pub use view::{
     CreateRequest, Created, Dial, Route, SandboxState, SandboxView, Stage, TemplateState, TemplateView, Tier,

@@ -2,11 +2,13 @@
 
 use crate::admission::Admission;
 use crate::data_dir::DataDir;
-use crate::journal::Journal;
+use crate::disks::Disks;
+use crate::journal::{Journal, VmRecord};
 use crate::settings::{Parts, Settings};
 use crate::table::SandboxTable;
 use crate::template::Template;
 use aenv_network::Slot;
+use aenv_protocol::envd::ROOT_BYTES_ARGUMENT;
 use aenv_protocol::ids::SandboxId;
 use aenv_vmm::{BootSource, Placement};
 use std::sync::Arc;
@@ -19,6 +21,7 @@ pub(crate) struct Node {
     pub(crate) settings: Settings,
     pub(crate) parts: Parts,
     pub(crate) dir: DataDir,
+    pub(crate) disks: Arc<dyn Disks>,
     pub(crate) journal: Journal,
     pub(crate) table: SandboxTable,
     /// Read once, at the start.
@@ -37,19 +40,22 @@ impl Node {
         format!("{}-{id}", self.settings.instance)
     }
 
-    /// Where the VMM of `id` runs.
-    pub(crate) fn placement(&self, id: &SandboxId, slot: &Slot) -> Placement {
+    /// Where the VMM of a VM runs.
+    pub(crate) fn placement(&self, record: &VmRecord, slot: &Slot) -> Placement {
+        let id = &record.id;
+        // A guest that boots is told how large its root is to be: the disk may be larger.
+        let root = record.root_bytes.map(|bytes| format!("{ROOT_BYTES_ARGUMENT}={bytes}"));
         Placement {
             name: self.vm_name(id),
             run_dir: self.dir.sandbox_run(id),
             netns: slot.netns.clone(),
             tap: slot.tap.clone(),
             user: slot.user,
-            disk: self.dir.sandbox_disk(id),
+            disk: record.disk.clone().unwrap_or_else(|| self.dir.sandbox_disk(id)),
             boot: BootSource {
                 kernel: self.settings.guest.kernel.clone(),
                 initramfs: self.settings.guest.initramfs.clone(),
-                guest_arguments: Vec::new(),
+                guest_arguments: Vec::from_iter(root),
             },
         }
     }

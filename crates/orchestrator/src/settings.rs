@@ -33,6 +33,15 @@ pub enum DiskCopies {
     FullCopyAllowed,
 }
 
+/// How disks are stored.
+#[derive(Debug, Clone)]
+pub enum DiskSettings {
+    /// As files of the data directory that share blocks.
+    Reflink(DiskCopies),
+    /// By the block service, which works on the same data directory.
+    Service(Box<aenv_storage::service::Client>),
+}
+
 /// How long each kind of step may take before it counts as failed.
 #[derive(Debug, Clone)]
 pub struct Deadlines {
@@ -85,8 +94,8 @@ pub struct Settings {
     pub max_timeout: Duration,
     /// Creates are refused while the data directory has fewer bytes free than this.
     pub min_free_bytes: u64,
-    /// Whether disks may be copied in full.
-    pub disk_copies: DiskCopies,
+    /// How disks are stored.
+    pub disks: DiskSettings,
     /// Limits of the steps.
     pub deadlines: Deadlines,
 }
@@ -105,7 +114,7 @@ impl Settings {
             max_starting: 3,
             max_timeout: Duration::from_secs(24 * 3600),
             min_free_bytes: 512 << 20,
-            disk_copies: DiskCopies::ReflinkOnly,
+            disks: DiskSettings::Reflink(DiskCopies::ReflinkOnly),
             deadlines: Deadlines::default(),
         }
     }
@@ -137,6 +146,9 @@ pub enum StartError {
         /// Why not.
         reason: String,
     },
+    /// The store of disks cannot be used.
+    #[error("disks: {0}")]
+    Disks(String),
     /// The journal cannot be opened or read.
     #[error("journal {path}: {reason}")]
     Journal {

@@ -7,6 +7,7 @@ use crate::random::NoRandomness;
 use crate::view::Stage;
 use aenv_network::NetworkError;
 use aenv_storage::StorageError;
+use aenv_storage::service::ServiceError;
 use aenv_vmm::VmmError;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -18,6 +19,8 @@ pub(crate) enum Cause {
     Network(#[from] NetworkError),
     #[error(transparent)]
     Disk(#[from] StorageError),
+    #[error(transparent)]
+    Service(ServiceError),
     #[error(transparent)]
     Vmm(#[from] VmmError),
     #[error(transparent)]

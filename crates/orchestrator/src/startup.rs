@@ -3,12 +3,13 @@
 
 use crate::admission::Admission;
 use crate::data_dir::DataDir;
-use crate::disk::clone_blocking;
+use crate::disks::{self, CaptureName, Disks};
 use crate::journal::{Journal, VmRecord};
 use crate::node::Node;
 use crate::pause::GrowingPause;
 use crate::recovery;
-use crate::settings::{DiskCopies, Parts, Settings, StartError};
+use crate::settings::{Parts, Settings, StartError};
+use crate::stage::timed;
 use crate::standby::{self, Targets};
 use crate::table::SandboxTable;
 use crate::template::{self, Capture, Progress, Template};
@@ -27,16 +28,16 @@ const CAPTURE_PAUSES: GrowingPause = GrowingPause::new(Duration::from_secs(2), D
 pub(crate) async fn start(settings: Settings, parts: Parts) -> Result<Arc<Node>, StartError> {
     check(&settings)?;
     let root = settings.data_dir.clone();
-    let copies = settings.disk_copies;
     let (dir, lock) = blocking(move || {
         let dir = DataDir::open(&root)?;
         let lock = dir.lock()?;
-        check_reflink(&dir, copies)?;
         Ok((dir, lock))
     })
     .await?;
+    let disks = disks::open(&settings.disks, &dir);
+    disks.check().await?;
     let journal = Journal::open(&dir.journal(), lock).await?;
-    let result = assemble(settings, parts, dir, journal.clone()).await;
+    let result = assemble(settings, parts, dir, disks, journal.clone()).await;
     if result.is_err() {
         // Frees the directory before the error is seen.
         journal.close().await;
@@ -48,9 +49,10 @@ async fn assemble(
     settings: Settings,
     parts: Parts,
     dir: DataDir,
+    disks: Arc<dyn Disks>,
     journal: Journal,
 ) -> Result<Arc<Node>, StartError> {
-    let templates = read_templates(&settings, &parts, &dir).await?;
+    let templates = read_templates(&settings, &parts, &dir, disks.kind()).await?;
     let unreadable = |error: crate::journal::JournalError| StartError::Journal {
         path: dir.journal(),
         reason: error.to_string(),
@@ -63,6 +65,7 @@ async fn assemble(
         settings,
         parts,
         dir,
+        disks,
         journal,
         table: SandboxTable::default(),
         templates,
@@ -71,10 +74,12 @@ async fn assemble(
         lifecycles: AtomicU64::new(1),
     });
     remove_stale_captures(&node, &records).await?;
+    forget_captures_without_disk(&node).await?;
     if let Err(error) = recovery::recover(&node, records, rebooted).await {
         node.stopping.cancel();
         return Err(error);
     }
+    collect(&node).await?;
     for template in &node.templates {
         node.tasks.spawn(make_ready(Arc::clone(&node), Arc::clone(template)));
     }
@@ -111,32 +116,11 @@ fn check(settings: &Settings) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Finds out now, not at the first sandbox, whether disks can share their blocks.
-fn check_reflink(dir: &DataDir, copies: DiskCopies) -> Result<(), StartError> {
-    if copies == DiskCopies::FullCopyAllowed {
-        return Ok(());
-    }
-    let (probe, copy) = (dir.root().join("reflink-probe"), dir.root().join("reflink-probe-copy"));
-    let fail = |reason: String| StartError::DataDir { action: "use", path: dir.root().to_owned(), reason };
-    std::fs::write(&probe, [0_u8; 4096]).map_err(|error| fail(error.to_string()))?;
-    let result = match std::fs::remove_file(&copy) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(fail(error.to_string())),
-        _ => clone_blocking(&probe, &copy, copies).map(drop).map_err(|error| fail(error.to_string())),
-    };
-    for path in [&probe, &copy] {
-        if let Err(error) = std::fs::remove_file(path)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            return Err(fail(error.to_string()));
-        }
-    }
-    result
-}
-
 async fn read_templates(
     settings: &Settings,
     parts: &Parts,
     dir: &DataDir,
+    disks: &'static str,
 ) -> Result<Vec<Arc<Template>>, StartError> {
     let (guest, dir) = (settings.guest.clone(), dir.clone());
     let standbys = Targets { hot: settings.standbys, warm: settings.warm };
@@ -154,13 +138,13 @@ async fn read_templates(
         let mut templates = Vec::new();
         for file in files {
             let path = dir.template(&file.id);
-            let key = template::capture_key(&file, &identity, &kernel, &initramfs)
+            let key = template::capture_key(&file, &identity, disks, &kernel, &initramfs)
                 .map_err(|error| fail("describe", &path, error))?;
-            let rootfs = path.join("rootfs.ext4");
-            let size = std::fs::metadata(&rootfs).map_err(|error| fail("read", &rootfs, error))?.len();
+            let image = template::find_image(&dir, &file)
+                .map_err(|error| fail("read", &dir.image(&file.rootfs_sha256), error))?;
             let capture =
                 Capture::find(&path, &key).map_err(|error| fail("read a capture of", &path, error))?;
-            let template = Template::new(file, path, size.div_ceil(1 << 20), key, standbys);
+            let template = Template::new(file, path, image, key, standbys);
             template.measure();
             if let Some(capture) = capture {
                 template.set_progress(Progress::Ready(Arc::new(capture)));
@@ -193,6 +177,53 @@ async fn remove_stale_captures(node: &Arc<Node>, records: &[VmRecord]) -> Result
         Ok(())
     })
     .await
+}
+
+/// Lets a template's capture be made anew when the store of disks has lost its disk, or never had it.
+async fn forget_captures_without_disk(node: &Node) -> Result<(), StartError> {
+    for template in &node.templates {
+        if let Progress::Ready(_) = template.progress() {
+            let name = template.capture_name();
+            let known = timed(node.settings.deadlines.step, node.disks.knows(&name)).await.0;
+            if !known.map_err(|error| StartError::Disks(error.to_string()))? {
+                tracing::warn!(template = %template.file.name, "the disk of the template's capture is gone; capturing it anew");
+                template.set_progress(Progress::Preparing);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Removes what the store of disks holds for captures and templates that are gone.
+async fn collect(node: &Arc<Node>) -> Result<(), StartError> {
+    let (dir, templates) = (node.dir.clone(), node.templates.clone());
+    let (captures, images) = blocking(move || {
+        let mut captures = BTreeSet::<CaptureName>::new();
+        for template in &templates {
+            let fail = |error: std::io::Error| StartError::DataDir {
+                action: "list the captures of",
+                path: template.dir.clone(),
+                reason: error.to_string(),
+            };
+            let keys = template::capture_keys(&template.dir).map_err(fail)?;
+            captures
+                .extend(keys.into_iter().map(|key| CaptureName { template: template.file.id.clone(), key }));
+        }
+        let images: BTreeSet<_> =
+            templates.iter().map(|template| dir.image(&template.file.rootfs_sha256)).collect();
+        Ok((captures, images))
+    })
+    .await?;
+    let limit = node.settings.deadlines.step;
+    match timed(limit, node.disks.collect(&captures, &images)).await.0 {
+        Ok(removed) if removed.is_empty() => {}
+        Ok(removed) => tracing::info!(?removed, "removed disks of captures and templates that are gone"),
+        // They only take room; the next start tries again.
+        Err(error) => {
+            tracing::warn!(%error, "disks of captures and templates that are gone could not be removed");
+        }
+    }
+    Ok(())
 }
 
 async fn blocking<T: Send + 'static>(

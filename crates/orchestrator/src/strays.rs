@@ -1,4 +1,4 @@
-//! Removes what has this node's names but is in no record: VMMs, then their networks and directories.
+//! Removes what has this node's names but is in no record: VMMs, then their networks, disks and directories.
 //!
 //! Done once before anything is adopted. What resists does not keep the node from starting: it is tried again in the
 //! background, with growing pauses. By then the node makes VMs of its own, so such an attempt reads the records anew, and
@@ -24,6 +24,7 @@ const BACKGROUND_LIMIT: Duration = Duration::from_secs(5);
 struct Strays {
     processes: bool,
     networks: bool,
+    disks: bool,
     directories: Vec<PathBuf>,
 }
 
@@ -44,7 +45,7 @@ pub(crate) async fn sweep(node: &Arc<Node>, keep: &[&VmRecord], half: &[VmRecord
     let unknown =
         entries.iter().filter(|entry| !known.contains(entry.file_name().to_string_lossy().as_ref()));
     let directories = unknown.map(std::fs::DirEntry::path).collect();
-    let mut strays = Strays { processes: true, networks: true, directories };
+    let mut strays = Strays { processes: true, networks: true, disks: true, directories };
     if let Err(cause) = strays.remove(node, keep, node.settings.deadlines.step).await {
         tracing::warn!(error = %cause, "something that is in no record could not be removed; trying again");
         node.tasks.spawn(until_gone(Arc::clone(node), strays));
@@ -81,7 +82,7 @@ impl Strays {
         self.remove(node, &records.iter().collect::<Vec<_>>(), BACKGROUND_LIMIT).await
     }
 
-    /// A network is used by its VMM, a directory too, so neither goes before all processes are gone.
+    /// A network is used by its VMM, a disk and a directory too, so neither goes before all processes are gone.
     async fn remove(&mut self, node: &Node, keep: &[&VmRecord], limit: Duration) -> Result<(), Cause> {
         if self.processes {
             let names: Vec<String> = keep.iter().map(|record| node.vm_name(&record.id)).collect();
@@ -99,6 +100,14 @@ impl Strays {
                 tracing::info!(slots = ?swept, "removed networks that are in no record");
             }
             self.networks = false;
+        }
+        if self.disks {
+            let ids = keep.iter().map(|record| record.id.clone()).collect();
+            let swept = timed(limit, node.disks.sweep(&ids)).await.0?;
+            if !swept.is_empty() {
+                tracing::info!(disks = ?swept, "removed disks that are in no record");
+            }
+            self.disks = false;
         }
         while let Some(path) = self.directories.last() {
             match tokio::fs::remove_dir_all(path).await {

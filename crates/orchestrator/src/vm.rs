@@ -3,7 +3,7 @@
 //! Each step notes in the journal what the next one will make. A step that fails leaves the rest to
 //! [`clearing`](crate::clearing), which needs to know only this value.
 
-use crate::disk::clone_disk;
+use crate::disks::Base;
 use crate::guest_channel::GuestChannel;
 use crate::journal::{Role, VmRecord};
 use crate::lifecycle::{self, Event, Phase};
@@ -12,7 +12,6 @@ use crate::stage::{Cause, Failure, Stages, timed};
 use crate::template::Capture;
 use aenv_network::Slot;
 use aenv_vmm::{Machine, MachineSpec};
-use std::path::Path;
 use std::sync::Arc;
 
 /// A VM and what was made for it so far.
@@ -29,15 +28,15 @@ pub(crate) struct Vm {
 pub(crate) enum Origin<'a> {
     /// A capture: memory, devices and disk.
     Capture(&'a Capture),
-    /// A template's disk, to be booted.
-    Rootfs(&'a Path),
+    /// A template's image, to be booted.
+    Image(&'a Base),
 }
 
 impl Origin<'_> {
-    fn disk(&self) -> &Path {
+    fn disk(&self) -> &Base {
         match self {
             Self::Capture(capture) => &capture.disk,
-            Self::Rootfs(path) => path,
+            Self::Image(base) => base,
         }
     }
 }
@@ -61,18 +60,18 @@ impl Vm {
         self.start(node, origin, stages).await
     }
 
-    async fn make_room(&mut self, node: &Node, base: &Path, stages: &mut Stages) -> Result<(), Failure> {
+    async fn make_room(&mut self, node: &Node, base: &Base, stages: &mut Stages) -> Result<(), Failure> {
         let id = &self.record.id;
         let run_dir = node.dir.sandbox_run(id);
         tokio::fs::create_dir_all(&run_dir).await.map_err(|source| {
             Failure::new("disk", file_error(format!("cannot make {}", run_dir.display()), source))
         })?;
         let limit = node.settings.deadlines.step;
-        let disk = node.dir.sandbox_disk(id);
+        let bytes = self.record.disk_mib.saturating_mul(1 << 20);
         // Both run to their end even when one fails, so that what was made is known.
         let ((slot, slot_time), (disk, disk_time)) = tokio::join!(
             timed(limit, node.parts.slots.acquire()),
-            timed(limit, clone_disk(base, &disk, node.settings.disk_copies)),
+            timed(limit, node.disks.make(id, base, bytes)),
         );
         stages.add("slot", slot_time);
         stages.add("disk", disk_time);
@@ -81,19 +80,19 @@ impl Vm {
             self.record.slot = Some(slot.name.clone());
             self.slot = Some(slot.clone());
         }
-        disk.map_err(|cause| Failure { stage: "disk", cause })?;
+        self.record.disk = Some(disk.map_err(|cause| Failure { stage: "disk", cause })?);
         slot?;
         self.note(node).await
     }
 
     async fn start(&mut self, node: &Node, origin: &Origin<'_>, stages: &mut Stages) -> Result<(), Failure> {
-        let placement = node.placement(&self.record.id, self.slot("prepare")?);
+        let placement = node.placement(&self.record, self.slot("prepare")?);
         let (vmm, spec, limit) = (&node.parts.vmm, &self.record.spec, node.settings.deadlines.step);
         let machine = match origin {
             Origin::Capture(capture) => {
                 stages.run("prepare", limit, vmm.prepare(spec, &capture.files, placement)).await?
             }
-            Origin::Rootfs(_) => stages.run("boot", limit, vmm.boot(spec, placement)).await?,
+            Origin::Image(_) => stages.run("boot", limit, vmm.boot(spec, placement)).await?,
         };
         self.record.process = Some(machine.record().clone());
         self.machine = Some(Arc::from(machine));
@@ -179,6 +178,8 @@ pub(crate) fn new_record(
         capture_key,
         spec: MachineSpec { vcpus: template.file.vcpus, memory_mib: template.file.memory_mib },
         disk_mib: template.disk_mib,
+        root_bytes: template.file.disk_mib.map(|mib| mib.saturating_mul(1 << 20)),
+        disk: None,
         slot: None,
         process: None,
         tenancy: None,

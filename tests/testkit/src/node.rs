@@ -49,14 +49,18 @@ impl Node {
     /// When it does not become ready; the end of its log is in the message.
     pub async fn start_with_templates_of(settings: NodeSettings, other_data_dir: &Path) -> Result<Self> {
         std::fs::create_dir_all(&settings.data_dir).context("cannot make the data directory")?;
-        let status = Command::new("cp")
-            .args(["-a", "--reflink=always"])
-            .arg(other_data_dir.join("templates"))
-            .arg(&settings.data_dir)
-            .status()
-            .context("cannot run cp")?;
-        if !status.success() {
-            bail!("cannot copy the templates of {}", other_data_dir.display());
+        for (directory, parent) in [("templates", ""), ("storage/layers", "storage")] {
+            let parent = settings.data_dir.join(parent);
+            std::fs::create_dir_all(&parent).context("cannot make the data directory")?;
+            let status = Command::new("cp")
+                .args(["-a", "--reflink=auto", "--sparse=always"])
+                .arg(other_data_dir.join(directory))
+                .arg(&parent)
+                .status()
+                .context("cannot run cp")?;
+            if !status.success() {
+                bail!("cannot copy {directory} of {}", other_data_dir.display());
+            }
         }
         Self::start(settings).await
     }

@@ -2,7 +2,8 @@
 
 use aenv_api::{ApiKey, router};
 use aenv_orchestrator::{
-    Deadlines, DiskCopies, GuestArtifacts, Orchestrator, Parts, Settings, TemplateState, import_template,
+    Deadlines, DiskCopies, DiskSettings, GuestArtifacts, Orchestrator, Parts, Settings, TemplateState,
+    import_template,
 };
 use aenv_testkit::{FakeHost, FakeSlots, FakeVmm};
 use axum::Router;
@@ -45,14 +46,14 @@ impl Harness {
         for file in ["kernel", "initramfs", "rootfs"] {
             std::fs::write(path(file), file).unwrap();
         }
-        import_template(&path("data"), "base", 2, 512, &path("rootfs")).unwrap();
+        import_template(&path("data"), "base", 2, 512, None, &path("rootfs")).unwrap();
         let host = FakeHost::new();
         let guest = GuestArtifacts { kernel: path("kernel"), initramfs: path("initramfs") };
         let settings = Settings {
             standbys,
             warm,
             min_free_bytes: 1,
-            disk_copies: DiskCopies::FullCopyAllowed,
+            disks: DiskSettings::Reflink(DiskCopies::FullCopyAllowed),
             deadlines: Deadlines { settle: Duration::ZERO, ..Deadlines::default() },
             ..Settings::new("t", path("data"), guest, "this boot".to_owned())
         };

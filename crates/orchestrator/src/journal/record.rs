@@ -10,6 +10,7 @@ use aenv_protocol::ids::{SandboxId, TemplateId};
 use aenv_vmm::{MachineSpec, ProcessRecord};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// What a VM is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,8 +88,14 @@ pub(crate) struct VmRecord {
     pub(crate) capture_key: Option<String>,
     /// Its virtual hardware.
     pub(crate) spec: MachineSpec,
-    /// Size of its disk.
+    /// Size of its root filesystem.
     pub(crate) disk_mib: u64,
+    /// To what size its guest is to grow the root filesystem, in bytes, if it boots and its template says so.
+    #[serde(default)]
+    pub(crate) root_bytes: Option<u64>,
+    /// What its VMM opens as its disk, once made.
+    #[serde(default)]
+    pub(crate) disk: Option<PathBuf>,
     /// Its network, once taken.
     pub(crate) slot: Option<SlotName>,
     /// Its VMM, once started.

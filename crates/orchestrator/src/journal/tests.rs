@@ -13,6 +13,8 @@ fn record(id: &str, role: Role, phase: Phase) -> VmRecord {
         capture_key: Some("k".to_owned()),
         spec: MachineSpec { vcpus: 2, memory_mib: 512 },
         disk_mib: 10,
+        root_bytes: None,
+        disk: None,
         slot: None,
         process: None,
         tenancy: None,

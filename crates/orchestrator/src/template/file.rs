@@ -3,7 +3,9 @@
 //! A capture's key is the SHA-256 over everything its memory image is bound to: the VMM's identity, the kernel, the
 //! initramfs, the root filesystem and the virtual hardware. A capture of another key is never restored.
 
+use super::TemplateImage;
 use crate::data_dir::{DataDir, write_durably};
+use crate::disks::Base;
 use aenv_protocol::ids::TemplateId;
 use aenv_vmm::{CaptureFiles, CaptureReport, Identity};
 use serde::{Deserialize, Serialize};
@@ -16,8 +18,8 @@ use std::path::{Path, PathBuf};
 
 /// Raised when captures made by earlier versions must not be used any more.
 /// Raised too when the machine that a VMM driver builds, or what it tells the guest's kernel, changes: 2 since guests
-/// restart by a triple fault.
-const CAPTURE_VERSION: u32 = 2;
+/// restart by a triple fault; 3 since the root filesystem is grown.
+const CAPTURE_VERSION: u32 = 3;
 
 /// `template.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,8 +33,11 @@ pub(crate) struct TemplateFile {
     pub(crate) vcpus: u32,
     /// Memory of its sandboxes.
     pub(crate) memory_mib: u64,
-    /// Of `rootfs.ext4`, in hex.
+    /// Of its image, in hex, by which that is found.
     pub(crate) rootfs_sha256: String,
+    /// Size of the root filesystem of its sandboxes; that of the image where it was not asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) disk_mib: Option<u64>,
     /// When it was imported.
     pub(crate) created_at: jiff::Timestamp,
 }
@@ -71,6 +76,7 @@ pub(crate) fn read_all(dir: &DataDir) -> Result<Vec<TemplateFile>> {
 pub(super) struct CaptureFile {
     pub(super) key: String,
     pub(super) vmm: Identity,
+    pub(super) disk: Base,
     pub(super) created_at: jiff::Timestamp,
     pub(super) report: CaptureReport,
 }
@@ -83,7 +89,7 @@ pub(crate) struct Capture {
     /// Memory and devices.
     pub(crate) files: CaptureFiles,
     /// The disk as it was at the same moment.
-    pub(crate) disk: PathBuf,
+    pub(crate) disk: Base,
 }
 
 impl Capture {
@@ -92,12 +98,9 @@ impl Capture {
         template_dir.join("captures").join(key)
     }
 
-    pub(super) fn in_directory(directory: &Path, key: &str) -> Self {
-        Self {
-            key: key.to_owned(),
-            files: CaptureFiles { memory: directory.join("memory"), state: directory.join("state") },
-            disk: directory.join("disk.ext4"),
-        }
+    /// Memory and devices of the capture in `directory`.
+    pub(super) fn files_in(directory: &Path) -> CaptureFiles {
+        CaptureFiles { memory: directory.join("memory"), state: directory.join("state") }
     }
 
     /// The whole capture of `key`, if there is one.
@@ -106,21 +109,43 @@ impl Capture {
         match std::fs::read(directory.join("capture.json")) {
             Ok(content) => {
                 let file: CaptureFile = serde_json::from_slice(&content)?;
-                Ok((file.key == key).then(|| Self::in_directory(&directory, key)))
+                let (key, files) = (key.to_owned(), Self::files_in(&directory));
+                Ok((file.key == key).then_some(Self { key, files, disk: file.disk.resolve(&directory) }))
             }
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Makes the capture whole: its files first, its description last.
-    pub(super) fn finish(&self, file: &CaptureFile) -> Result<()> {
-        for path in [&self.files.memory, &self.files.state, &self.disk] {
+    /// Makes the capture whole, whose disk is kept already: its files first, its description last.
+    pub(super) fn finish(directory: &Path, file: &CaptureFile) -> Result<()> {
+        let files = Self::files_in(directory);
+        for path in [&files.memory, &files.state] {
             File::open(path)?.sync_all()?;
         }
-        let directory = self.disk.parent().ok_or(ErrorKind::InvalidInput)?;
         write_durably(&directory.join("capture.json"), &serde_json::to_vec_pretty(file)?)
     }
+}
+
+/// The image of a template. One of an earlier version's layout is put where images are now.
+pub(crate) fn find_image(dir: &DataDir, file: &TemplateFile) -> Result<TemplateImage> {
+    let (path, earlier) = (dir.image(&file.rootfs_sha256), dir.template(&file.id).join("rootfs.ext4"));
+    if !path.try_exists()? && earlier.try_exists()? {
+        std::fs::rename(&earlier, &path)?;
+        File::open(dir.layers())?.sync_all()?;
+    }
+    let metadata = std::fs::metadata(&path)?;
+    Ok(TemplateImage { path, bytes: metadata.len(), stored_bytes: metadata.blocks().saturating_mul(512) })
+}
+
+/// Keys of all captures of a template, unfinished ones included.
+pub(crate) fn capture_keys(template_dir: &Path) -> Result<Vec<String>> {
+    let entries = match std::fs::read_dir(template_dir.join("captures")) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }
 
 /// Removes the captures of a template that are neither in `used` nor the present one; returns their keys.
@@ -129,19 +154,10 @@ pub(crate) fn remove_stale_captures(
     present: &str,
     used: &BTreeSet<String>,
 ) -> Result<Vec<String>> {
-    let entries = match std::fs::read_dir(template_dir.join("captures")) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error),
-    };
-    let mut removed = Vec::new();
-    for entry in entries {
-        let entry = entry?;
-        let key = entry.file_name().to_string_lossy().into_owned();
-        if key != present && !used.contains(&key) {
-            std::fs::remove_dir_all(entry.path())?;
-            removed.push(key);
-        }
+    let mut removed = capture_keys(template_dir)?;
+    removed.retain(|key| key != present && !used.contains(key));
+    for key in &removed {
+        std::fs::remove_dir_all(Capture::directory(template_dir, key))?;
     }
     Ok(removed)
 }
@@ -159,17 +175,20 @@ pub(crate) fn sha256(path: &Path) -> Result<String> {
 pub(crate) fn capture_key(
     template: &TemplateFile,
     vmm: &Identity,
+    disks: &str,
     kernel_sha256: &str,
     initramfs_sha256: &str,
 ) -> Result<String> {
     let bound = serde_json::to_vec(&serde_json::json!({
         "version": CAPTURE_VERSION,
         "vmm": vmm,
+        "disks": disks,
         "kernel": kernel_sha256,
         "initramfs": initramfs_sha256,
         "rootfs": template.rootfs_sha256,
         "vcpus": template.vcpus,
         "memoryMib": template.memory_mib,
+        "diskMib": template.disk_mib,
     }))?;
     Ok(hex::encode(&Sha256::digest(bound)[..16]))
 }
@@ -196,6 +215,7 @@ mod tests {
             vcpus: 2,
             memory_mib: 512,
             rootfs_sha256: "r".to_owned(),
+            disk_mib: None,
             created_at: jiff::Timestamp::UNIX_EPOCH,
         }
     }
@@ -212,7 +232,7 @@ mod tests {
     #[test]
     fn the_key_changes_with_everything_a_capture_is_bound_to() {
         let key = |template: &TemplateFile, vmm: &Identity, kernel: &str, initramfs: &str| {
-            capture_key(template, vmm, kernel, initramfs).unwrap()
+            capture_key(template, vmm, "d", kernel, initramfs).unwrap()
         };
         let base = key(&template(), &identity(), "k", "i");
         assert_eq!(
@@ -225,10 +245,12 @@ mod tests {
             key(&template(), &identity(), "k", "other"),
             key(&TemplateFile { vcpus: 4, ..template() }, &identity(), "k", "i"),
             key(&TemplateFile { memory_mib: 4, ..template() }, &identity(), "k", "i"),
+            key(&TemplateFile { disk_mib: Some(4), ..template() }, &identity(), "k", "i"),
+            capture_key(&template(), &identity(), "other", "k", "i").unwrap(),
             key(&TemplateFile { rootfs_sha256: "other".to_owned(), ..template() }, &identity(), "k", "i"),
         ];
         let all: BTreeSet<_> = others.iter().chain([&base]).collect();
-        assert_eq!(all.len(), 7);
+        assert_eq!(all.len(), 9);
     }
 
     #[test]
@@ -254,5 +276,9 @@ mod tests {
             text,
             r#"{"id":"t1","name":"base","vcpus":2,"memoryMib":512,"rootfsSha256":"r","createdAt":"1970-01-01T00:00:00Z"}"#
         );
+        let sized = TemplateFile { disk_mib: Some(4096), ..template() };
+        let text = serde_json::to_string(&sized).unwrap();
+        assert!(text.contains(r#""rootfsSha256":"r","diskMib":4096,"#), "{text}");
+        assert_eq!(serde_json::from_str::<TemplateFile>(&text).unwrap(), sized);
     }
 }

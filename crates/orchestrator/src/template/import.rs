@@ -3,11 +3,14 @@
 
 use super::file::{TemplateFile, read_all, sha256};
 use crate::data_dir::DataDir;
-use crate::disk::clone_blocking;
+use crate::disks::clone_blocking;
 use crate::random;
 use crate::settings::{DiskCopies, StartError};
 use aenv_protocol::ids::TemplateId;
 use std::path::Path;
+
+/// Largest root filesystem: what every disk of the block service has room for.
+const MOST_DISK_MIB: u64 = 256 << 10;
 
 /// What an import did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +39,16 @@ pub enum ImportError {
         /// Memory wished for.
         memory_mib: u64,
     },
+    /// The root filesystem cannot be given this size.
+    #[error(
+        "disk size {disk_mib} MiB: must be at least that of the image, {image_mib} MiB, and at most {MOST_DISK_MIB} MiB"
+    )]
+    Disk {
+        /// Size wished for.
+        disk_mib: u64,
+        /// Size of the image.
+        image_mib: u64,
+    },
     /// The data directory cannot be used, or a node uses it.
     #[error(transparent)]
     DataDir(#[from] StartError),
@@ -51,7 +64,8 @@ pub enum ImportError {
     },
 }
 
-/// Makes `rootfs` the template `name` of the data directory. The same root filesystem and hardware again is no change.
+/// Makes `rootfs` the template `name` of the data directory. The same root filesystem and hardware again is no change. The
+/// root filesystem of its sandboxes is grown to `disk_mib` MiB; without it, it stays as it is.
 ///
 /// # Errors
 /// Typed; a template that was there before stays as it was.
@@ -60,6 +74,7 @@ pub fn import_template(
     name: &str,
     vcpus: u32,
     memory_mib: u64,
+    disk_mib: Option<u64>,
     rootfs: &Path,
 ) -> Result<Imported, ImportError> {
     let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
@@ -70,6 +85,12 @@ pub fn import_template(
     if vcpus == 0 || memory_mib < 64 {
         return Err(ImportError::Hardware { vcpus, memory_mib });
     }
+    let image_bytes =
+        std::fs::metadata(rootfs).map_err(|error| failed("read", rootfs, error.to_string()))?.len();
+    let image_mib = image_bytes.div_ceil(1 << 20);
+    if let Some(disk_mib) = disk_mib.filter(|disk_mib| !(image_mib..=MOST_DISK_MIB).contains(disk_mib)) {
+        return Err(ImportError::Disk { disk_mib, image_mib });
+    }
     let dir = DataDir::open(data_dir)?;
     let rootfs_sha256 = sha256(rootfs).map_err(|error| failed("read", rootfs, error.to_string()))?;
     let before = read_all(&dir)
@@ -77,7 +98,8 @@ pub fn import_template(
         .into_iter()
         .find(|template| template.name == name);
     if let Some(before) = &before
-        && (before.vcpus, before.memory_mib, &before.rootfs_sha256) == (vcpus, memory_mib, &rootfs_sha256)
+        && (before.vcpus, before.memory_mib, before.disk_mib) == (vcpus, memory_mib, disk_mib)
+        && before.rootfs_sha256 == rootfs_sha256
     {
         return Ok(Imported::Unchanged(before.id.clone()));
     }
@@ -92,6 +114,7 @@ pub fn import_template(
         vcpus,
         memory_mib,
         rootfs_sha256,
+        disk_mib,
         created_at: jiff::Timestamp::now(),
     };
     store(&dir, &file, rootfs)?;
@@ -105,16 +128,21 @@ fn store(dir: &DataDir, file: &TemplateFile, rootfs: &Path) -> Result<(), Import
         move |error: std::io::Error| failed(action, &path, error.to_string())
     };
     std::fs::create_dir_all(&directory).map_err(at("make", &directory))?;
-    let target = directory.join("rootfs.ext4");
-    let incoming = directory.join("rootfs.ext4.new");
-    if incoming.exists() {
-        std::fs::remove_file(&incoming).map_err(at("remove", &incoming))?;
+    let target = dir.image(&file.rootfs_sha256);
+    // What it is called by is what it contains, and disks of running sandboxes may be made of it: it is never replaced.
+    if !target.try_exists().map_err(at("look for", &target))? {
+        let incoming = target.with_extension("new");
+        if incoming.exists() {
+            std::fs::remove_file(&incoming).map_err(at("remove", &incoming))?;
+        }
+        // The source often lies on another filesystem: a full copy is what an import means there.
+        clone_blocking(rootfs, &incoming, DiskCopies::FullCopyAllowed)
+            .map_err(|error| failed("copy to", &incoming, error.to_string()))?;
+        std::fs::File::open(&incoming).and_then(|file| file.sync_all()).map_err(at("sync", &incoming))?;
+        std::fs::rename(&incoming, &target).map_err(at("rename to", &target))?;
+        let directory = dir.layers();
+        std::fs::File::open(&directory).and_then(|file| file.sync_all()).map_err(at("sync", &directory))?;
     }
-    // The source often lies on another filesystem: a full copy is what an import means there.
-    clone_blocking(rootfs, &incoming, DiskCopies::FullCopyAllowed)
-        .map_err(|error| failed("copy to", &incoming, error.to_string()))?;
-    std::fs::File::open(&incoming).and_then(|file| file.sync_all()).map_err(at("sync", &incoming))?;
-    std::fs::rename(&incoming, &target).map_err(at("rename to", &target))?;
     file.write(&directory).map_err(at("describe", &directory))
 }
 
@@ -125,24 +153,54 @@ fn failed(action: &'static str, path: &Path, reason: String) -> ImportError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::template::find_image;
 
     #[test]
     fn import_is_idempotent_and_replaces_on_change() {
         let temporary = tempfile::tempdir().unwrap();
         let (data, rootfs) = (temporary.path().join("data"), temporary.path().join("rootfs"));
         std::fs::write(&rootfs, vec![1; 8192]).unwrap();
-        let Imported::New(id) = import_template(&data, "base", 2, 512, &rootfs).unwrap() else {
+        let Imported::New(id) = import_template(&data, "base", 2, 512, None, &rootfs).unwrap() else {
             panic!("not new")
         };
         let lock = DataDir::open(&data).unwrap().lock().unwrap();
-        assert_eq!(import_template(&data, "base", 2, 512, &rootfs).unwrap(), Imported::Unchanged(id.clone()));
+        assert_eq!(
+            import_template(&data, "base", 2, 512, None, &rootfs).unwrap(),
+            Imported::Unchanged(id.clone())
+        );
         std::fs::write(&rootfs, vec![2; 8192]).unwrap();
-        let error = import_template(&data, "base", 2, 512, &rootfs).unwrap_err();
+        let error = import_template(&data, "base", 2, 512, None, &rootfs).unwrap_err();
         assert!(matches!(error, ImportError::DataDir(StartError::InUse(_))), "{error}");
         drop(lock);
-        assert_eq!(import_template(&data, "base", 2, 512, &rootfs).unwrap(), Imported::Replaced(id.clone()));
-        let stored = DataDir::open(&data).unwrap().template(&id).join("rootfs.ext4");
-        assert_eq!(std::fs::read(stored).unwrap(), vec![2; 8192]);
+        assert_eq!(
+            import_template(&data, "base", 2, 512, None, &rootfs).unwrap(),
+            Imported::Replaced(id.clone())
+        );
+        let dir = DataDir::open(&data).unwrap();
+        let file = read_all(&dir).unwrap().remove(0);
+        assert_eq!(std::fs::read(find_image(&dir, &file).unwrap().path).unwrap(), vec![2; 8192]);
+        let larger = import_template(&data, "base", 2, 512, Some(4), &rootfs).unwrap();
+        assert_eq!(larger, Imported::Replaced(id));
+        assert_eq!(read_all(&dir).unwrap()[0].disk_mib, Some(4));
+        for wrong in [0, (256 << 10) + 1] {
+            let error = import_template(&data, "base", 2, 512, Some(wrong), &rootfs).unwrap_err();
+            assert!(matches!(error, ImportError::Disk { image_mib: 1, .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_image_of_the_earlier_layout_is_moved_to_the_others() {
+        let temporary = tempfile::tempdir().unwrap();
+        let (data, rootfs) = (temporary.path().join("data"), temporary.path().join("rootfs"));
+        std::fs::write(&rootfs, vec![1; 8192]).unwrap();
+        import_template(&data, "base", 2, 512, None, &rootfs).unwrap();
+        let dir = DataDir::open(&data).unwrap();
+        let file = read_all(&dir).unwrap().remove(0);
+        let image = dir.image(&file.rootfs_sha256);
+        std::fs::rename(&image, dir.template(&file.id).join("rootfs.ext4")).unwrap();
+        let found = find_image(&dir, &file).unwrap();
+        assert_eq!((found.path.as_path(), found.bytes), (image.as_path(), 8192));
+        assert!(image.exists());
     }
 
     #[test]
@@ -151,16 +209,16 @@ mod tests {
         let missing = temporary.path().join("missing");
         for name in ["", "../x", "A", "-x", "a:b"] {
             assert!(matches!(
-                import_template(temporary.path(), name, 1, 512, &missing),
+                import_template(temporary.path(), name, 1, 512, None, &missing),
                 Err(ImportError::Name(_))
             ));
         }
         assert!(matches!(
-            import_template(temporary.path(), "a", 0, 512, &missing),
+            import_template(temporary.path(), "a", 0, 512, None, &missing),
             Err(ImportError::Hardware { .. })
         ));
         assert!(matches!(
-            import_template(temporary.path(), "a", 1, 512, &missing),
+            import_template(temporary.path(), "a", 1, 512, None, &missing),
             Err(ImportError::File { .. })
         ));
     }

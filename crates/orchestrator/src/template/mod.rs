@@ -1,6 +1,6 @@
 //! Templates: what sandboxes are made from.
 //!
-//! On disk a template is a root filesystem and the captures made of it; in memory it is a [`Template`], read once when
+//! On disk a template is an image with a root filesystem and the captures made of it; in memory it is a [`Template`], read once when
 //! the node starts. Whether sandboxes can be made from it is its [`Progress`]:
 //!
 //! ```text
@@ -12,10 +12,13 @@ mod file;
 mod import;
 mod prepare;
 
-pub(crate) use file::{Capture, TemplateFile, capture_key, read_all, remove_stale_captures, sha256};
+pub(crate) use file::{
+    Capture, TemplateFile, capture_key, capture_keys, find_image, read_all, remove_stale_captures, sha256,
+};
 pub use import::{ImportError, Imported, import_template};
 pub(crate) use prepare::prepare;
 
+use crate::disks::{Base, CaptureName};
 use crate::standby::{Readiness, StandbyPool, Targets};
 use crate::view::{TemplateState, TemplateView};
 use std::path::PathBuf;
@@ -39,7 +42,9 @@ pub(crate) struct Template {
     pub(crate) file: TemplateFile,
     /// Where it lies.
     pub(crate) dir: PathBuf,
-    /// Size of its root disk.
+    /// Its image.
+    pub(crate) image: Base,
+    /// Size of its root filesystem.
     pub(crate) disk_mib: u64,
     /// What a capture must have been made with to be usable now.
     pub(crate) key: String,
@@ -48,20 +53,34 @@ pub(crate) struct Template {
     progress: RwLock<Progress>,
     spawned: AtomicU64,
     stored_bytes: AtomicU64,
+    /// What the filesystem stores for the image.
+    image_bytes: u64,
+}
+
+/// The image of a template as it was found.
+pub(crate) struct TemplateImage {
+    pub(crate) path: PathBuf,
+    /// Its length.
+    pub(crate) bytes: u64,
+    /// What the filesystem stores for it.
+    pub(crate) stored_bytes: u64,
 }
 
 impl Template {
     pub(crate) fn new(
         file: TemplateFile,
         dir: PathBuf,
-        disk_mib: u64,
+        image: TemplateImage,
         key: String,
         standbys: Targets,
     ) -> Self {
+        let file_disk_mib = file.disk_mib.unwrap_or(image.bytes.div_ceil(1 << 20));
         Self {
             file,
             dir,
-            disk_mib,
+            disk_mib: file_disk_mib,
+            image: Base::File(image.path),
+            image_bytes: image.stored_bytes,
             key,
             pool: StandbyPool::new(standbys),
             progress: RwLock::new(Progress::Preparing),
@@ -80,6 +99,11 @@ impl Template {
         name == self.file.name || name == self.file.id.as_str()
     }
 
+    /// What its present capture is called.
+    pub(crate) fn capture_name(&self) -> CaptureName {
+        CaptureName { template: self.file.id.clone(), key: self.key.clone() }
+    }
+
     pub(crate) fn progress(&self) -> Progress {
         self.progress.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -95,7 +119,9 @@ impl Template {
     /// Measures again how much the template's files occupy. Blocks on the filesystem.
     pub(crate) fn measure(&self) {
         match file::stored_bytes(&self.dir) {
-            Ok(bytes) => self.stored_bytes.store(bytes, Ordering::Relaxed),
+            Ok(bytes) => {
+                self.stored_bytes.store(bytes.saturating_add(self.image_bytes), Ordering::Relaxed);
+            }
             Err(error) => {
                 tracing::warn!(template = %self.file.name, %error, "size of the template's files unknown");
             }

@@ -6,11 +6,13 @@
 use super::file::CaptureFile;
 use super::{Capture, Progress, Template};
 use crate::clearing;
+use crate::disks::CaptureName;
 use crate::journal::Role;
 use crate::node::Node;
 use crate::random;
 use crate::stage::{Cause, Failure, Stages};
 use crate::vm::{Origin, Vm, file_error, new_record};
+use aenv_vmm::CaptureReport;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +48,7 @@ async fn make(node: &Arc<Node>, template: &Arc<Template>) -> Result<Capture, Fai
     let mut vm = Vm::new(new_record(id, Role::Preparation, template, None));
     let directory = Capture::directory(&template.dir, &template.key);
     let result = match boot_and_capture(node, template, &mut vm, &directory).await {
-        Ok(file) => keep(node, &vm, &template.key, &directory, file).await,
+        Ok(report) => keep(node, &vm, template, &directory, report).await,
         Err(failure) => Err(failure),
     };
     clearing::discard(node, vm).await;
@@ -58,7 +60,7 @@ async fn boot_and_capture(
     template: &Template,
     vm: &mut Vm,
     directory: &Path,
-) -> Result<CaptureFile, Failure> {
+) -> Result<CaptureReport, Failure> {
     let at = |stage, source| {
         Failure::new(stage, file_error(format!("cannot use {}", directory.display()), source))
     };
@@ -69,7 +71,10 @@ async fn boot_and_capture(
     }
     tokio::fs::create_dir_all(directory).await.map_err(|error| at("capture", error))?;
     let mut stages = Stages::default();
-    vm.make(node, &Origin::Rootfs(&template.dir.join("rootfs.ext4")), &mut stages).await?;
+    let earlier = template.capture_name();
+    let forgotten = node.disks.forget_capture(&earlier);
+    stages.run("capture", node.settings.deadlines.step, forgotten).await?;
+    vm.make(node, &Origin::Image(&template.image), &mut stages).await?;
     let settled = async {
         greet(node, vm).await?;
         tokio::time::sleep(node.settings.deadlines.settle).await;
@@ -82,14 +87,8 @@ async fn boot_and_capture(
         }
     }
     vm.stop(node, &mut stages).await?;
-    let files = Capture::in_directory(directory, &template.key).files;
-    let report = stages.run("capture", CAPTURE_LIMIT, vm.machine("capture")?.capture(&files)).await?;
-    Ok(CaptureFile {
-        key: template.key.clone(),
-        vmm: node.parts.vmm.identity().clone(),
-        created_at: jiff::Timestamp::now(),
-        report,
-    })
+    let files = Capture::files_in(directory);
+    stages.run("capture", CAPTURE_LIMIT, vm.machine("capture")?.capture(&files)).await
 }
 
 /// Waits for the guest daemon. The channel ends here, so that the capture holds no open connection.
@@ -119,23 +118,29 @@ async fn greet(node: &Node, vm: &Vm) -> Result<(), Failure> {
 async fn keep(
     node: &Node,
     vm: &Vm,
-    key: &str,
+    template: &Template,
     directory: &Path,
-    file: CaptureFile,
+    report: CaptureReport,
 ) -> Result<Capture, Failure> {
     let mut stages = Stages::default();
     stages.run("kill", node.settings.deadlines.step, vm.machine("kill")?.kill()).await?;
-    let capture = Capture::in_directory(directory, key);
-    let disk = node.dir.sandbox_disk(&vm.record.id);
-    let finished = capture.clone();
-    let result = tokio::task::spawn_blocking(move || {
-        std::fs::rename(&disk, &finished.disk)?;
-        finished.finish(&file)
-    })
-    .await
-    .unwrap_or_else(|error| Err(std::io::Error::other(error)));
+    let capture = template.capture_name();
+    let kept = node.disks.keep(&vm.record.id, &capture, directory);
+    let disk = stages.run("capture", CAPTURE_LIMIT, kept).await?;
+    let CaptureName { key, .. } = capture;
+    let file = CaptureFile {
+        key: key.clone(),
+        vmm: node.parts.vmm.identity().clone(),
+        disk: disk.relative_to(directory),
+        created_at: jiff::Timestamp::now(),
+        report,
+    };
+    let finished = directory.to_owned();
+    let result = tokio::task::spawn_blocking(move || Capture::finish(&finished, &file))
+        .await
+        .unwrap_or_else(|error| Err(std::io::Error::other(error)));
     result.map_err(|error| {
         Failure::new("capture", file_error(format!("cannot finish capture {}", directory.display()), error))
     })?;
-    Ok(capture)
+    Ok(Capture { key, files: Capture::files_in(directory), disk })
 }

@@ -1,8 +1,8 @@
 //! A node on a fake host, for tests that look at it from outside.
 
 use aenv_orchestrator::{
-    CreateRequest, Deadlines, DiskCopies, GuestArtifacts, Orchestrator, Parts, Settings, StartError,
-    TemplateState, import_template,
+    CreateRequest, Deadlines, DiskCopies, DiskSettings, GuestArtifacts, Orchestrator, Parts, Settings,
+    StartError, TemplateState, import_template,
 };
 use aenv_protocol::ids::SandboxId;
 use aenv_testkit::{Counts, FakeHost, FakeSlots, FakeVmm};
@@ -27,7 +27,7 @@ impl World {
         for (file, content) in [("kernel", "k"), ("initramfs", "i"), ("rootfs", "r")] {
             std::fs::write(world.path(file), content).unwrap();
         }
-        import_template(&world.path("data"), "base", 2, 512, &world.path("rootfs")).unwrap();
+        import_template(&world.path("data"), "base", 2, 512, None, &world.path("rootfs")).unwrap();
         world
     }
 
@@ -48,7 +48,7 @@ impl World {
             standbys,
             warm: 0,
             min_free_bytes: 1,
-            disk_copies: DiskCopies::FullCopyAllowed,
+            disks: DiskSettings::Reflink(DiskCopies::FullCopyAllowed),
             deadlines: Deadlines { settle: Duration::ZERO, ..Deadlines::default() },
             ..Settings::new("t", self.path("data"), guest, "this boot".to_owned())
         }

@@ -1,0 +1,115 @@
+//! Disks of VMs, behind one trait: what they are stored as, and how a VMM gets at them.
+//!
+//! ```text
+//! base (a template's image, or what a capture kept) ─make─▶ disk of a VM ─keep─▶ base of a capture
+//!                                                              └─remove
+//! ```
+//!
+//! | implementation | a disk is | a base is | needs |
+//! |---|---|---|---|
+//! | [`ReflinkDisks`] | a sparse file that shares blocks with its base | a file | a filesystem that shares blocks |
+//! | [`ServiceDisks`] | a layered disk of the block service, exported as a device or a FUSE file | layers, or a file | the block service |
+//!
+//! Every call may be repeated. Nothing here knows sandboxes, captures or templates beyond the names it is given.
+
+mod copy;
+mod reflink;
+mod service;
+
+pub(crate) use copy::clone_blocking;
+pub(crate) use reflink::ReflinkDisks;
+pub(crate) use service::ServiceDisks;
+
+use crate::data_dir::DataDir;
+use crate::settings::{DiskSettings, StartError};
+use crate::stage::Cause;
+use aenv_protocol::ids::{SandboxId, TemplateId};
+use aenv_storage::service::LayerRef;
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What a disk starts as. Never changes while anything is made of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Base {
+    /// A raw, sparse file.
+    File(PathBuf),
+    /// Layers of the block service, bottom to top.
+    Layers(Vec<LayerRef>),
+}
+
+impl Base {
+    /// As it is written down in `directory`, which may be moved together with what is in it.
+    pub(crate) fn relative_to(&self, directory: &Path) -> Self {
+        match self {
+            Self::File(path) => Self::File(path.strip_prefix(directory).unwrap_or(path).to_owned()),
+            Self::Layers(layers) => Self::Layers(layers.clone()),
+        }
+    }
+
+    /// As it was written down in `directory`.
+    pub(crate) fn resolve(self, directory: &Path) -> Self {
+        match self {
+            Self::File(path) => Self::File(directory.join(path)),
+            Self::Layers(layers) => Self::Layers(layers),
+        }
+    }
+}
+
+/// The disk of a capture, as those who store it call it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct CaptureName {
+    /// Template that it is a capture of.
+    pub(crate) template: TemplateId,
+    /// The capture's key.
+    pub(crate) key: String,
+}
+
+/// A store of disks.
+#[async_trait]
+pub(crate) trait Disks: Send + Sync + 'static {
+    /// Name of this kind of store: a capture can be used only by the kind that made it.
+    fn kind(&self) -> &'static str;
+
+    /// Finds out whether disks can be made at all: now, not at the first sandbox.
+    async fn check(&self) -> Result<(), StartError>;
+
+    /// Makes the disk of a VM, private to it and at least `bytes` large; tells what the VMM is to open. The directory of the
+    /// VM is there.
+    async fn make(&self, vm: &SandboxId, base: &Base, bytes: u64) -> Result<PathBuf, Cause>;
+
+    /// Keeps what is on the disk of a VM as the disk of a capture, durably, whose files are in `directory`. Nothing writes
+    /// to it any more. The VM's disk is only good to be removed after it.
+    async fn keep(&self, vm: &SandboxId, capture: &CaptureName, directory: &Path) -> Result<Base, Cause>;
+
+    /// Whether what was kept for a capture is still there.
+    async fn knows(&self, capture: &CaptureName) -> Result<bool, Cause>;
+
+    /// Removes the disk of a VM, whose VMM has ended. No error when there is none.
+    async fn remove(&self, vm: &SandboxId) -> Result<(), Cause>;
+
+    /// Removes what belongs to a capture outside of its directory. No error when there is nothing.
+    async fn forget_capture(&self, capture: &CaptureName) -> Result<(), Cause>;
+
+    /// Removes the disks of all VMs but `keep`; returns whose.
+    async fn sweep(&self, keep: &BTreeSet<SandboxId>) -> Result<Vec<String>, Cause>;
+
+    /// Removes what belongs to captures that are not in `captures`, and images of templates that are not in `images`;
+    /// returns what it was, in words.
+    async fn collect(
+        &self,
+        captures: &BTreeSet<CaptureName>,
+        images: &BTreeSet<PathBuf>,
+    ) -> Result<Vec<String>, Cause>;
+}
+
+/// The store that the settings ask for.
+pub(crate) fn open(settings: &DiskSettings, dir: &DataDir) -> Arc<dyn Disks> {
+    match settings {
+        DiskSettings::Reflink(copies) => Arc::new(ReflinkDisks::new(dir.clone(), *copies)),
+        DiskSettings::Service(client) => Arc::new(ServiceDisks::new(client.as_ref().clone())),
+    }
+}

@@ -1,0 +1,179 @@
+//! Disks as layered disks of the block service.
+//!
+//! Owns, in the service, the disks that are called like VMs and the images that are called like captures. Such an image is
+//! never exported: it keeps the layers of a capture's disk stored.
+//!
+//! ```text
+//! make    layers of the base + an empty top ─▶ disk VM                       (O(1), nothing is copied)
+//! keep    top sealed ─▶ durable ─▶ image c-TEMPLATE-KEY of the layers        then the disk may go: its sealed top stays
+//! ```
+
+use super::{Base, CaptureName, Disks};
+use crate::settings::StartError;
+use crate::stage::Cause;
+use aenv_protocol::ids::SandboxId;
+use aenv_storage::service::{
+    Client, CollectGarbage, CreateDisk, CreateImage, DiskState, LayerRef, Name, ServiceError,
+};
+use async_trait::async_trait;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Virtual size of every disk, far more than any filesystem on it is meant to have: a filesystem can grow online, a disk
+/// cannot. What was never written takes no room.
+const DISK_BYTES: u64 = 256 << 30;
+/// What a disk may store beyond its filesystem's size: room for what is overwritten and not yet compacted.
+const QUOTA_SLACK: u64 = 256 << 20;
+/// First letters of the names of our images.
+const CAPTURES: &str = "c-";
+
+/// Makes disks in the block service.
+pub(crate) struct ServiceDisks {
+    client: Client,
+}
+
+impl ServiceDisks {
+    pub(crate) fn new(client: Client) -> Self {
+        Self { client }
+    }
+}
+
+#[async_trait]
+impl Disks for ServiceDisks {
+    fn kind(&self) -> &'static str {
+        "service"
+    }
+
+    async fn check(&self) -> Result<(), StartError> {
+        let status = self.client.status().await.map_err(|error| StartError::Disks(error.to_string()))?;
+        tracing::info!(pid = status.pid, version = %status.version, way = %status.disks_by.way, reason = %status.disks_by.reason, "disks by the block service");
+        for (name, reason) in &status.failed {
+            tracing::warn!(%name, reason, "the block service cannot use a disk or an image");
+        }
+        Ok(())
+    }
+
+    async fn make(&self, vm: &SandboxId, base: &Base, bytes: u64) -> Result<PathBuf, Cause> {
+        let layers = match base {
+            Base::File(path) => vec![LayerRef::Raw { raw: path.clone() }],
+            Base::Layers(layers) => layers.clone(),
+        };
+        let quota = bytes
+            .checked_add(bytes / 8)
+            .and_then(|quota| quota.checked_add(QUOTA_SLACK))
+            .ok_or_else(|| Cause::Unexpected(format!("a disk of {bytes} bytes is too large")))?;
+        let size = DISK_BYTES.max(bytes.next_multiple_of(4096));
+        let disk = CreateDisk { name: disk_name(vm)?, layers, size, quota: Some(quota), owner: 0 };
+        let made = self.client.create_disk(&disk).await?;
+        made.path.ok_or_else(|| Cause::Unexpected(format!("the block service does not export disk {vm}")))
+    }
+
+    async fn keep(&self, vm: &SandboxId, capture: &CaptureName, _: &Path) -> Result<Base, Cause> {
+        let name = disk_name(vm)?;
+        let sealed = self.client.seal_disk(&name, None).await?;
+        self.client.make_disk_durable(&name).await?;
+        let image = CreateImage {
+            name: capture_name(capture)?,
+            layers: sealed.layers.clone(),
+            owner: 0,
+            exported: false,
+        };
+        self.client.create_image(&image).await?;
+        Ok(Base::Layers(sealed.layers))
+    }
+
+    async fn knows(&self, capture: &CaptureName) -> Result<bool, Cause> {
+        match self.client.image(&capture_name(capture)?).await {
+            Ok(image) => Ok(image.state == DiskState::Ready),
+            Err(ServiceError::NotFound(_)) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn remove(&self, vm: &SandboxId) -> Result<(), Cause> {
+        Ok(self.client.delete_disk(&disk_name(vm)?).await?)
+    }
+
+    async fn forget_capture(&self, capture: &CaptureName) -> Result<(), Cause> {
+        Ok(self.client.delete_image(&capture_name(capture)?).await?)
+    }
+
+    async fn sweep(&self, keep: &BTreeSet<SandboxId>) -> Result<Vec<String>, Cause> {
+        let mut removed = Vec::new();
+        for disk in self.client.disks().await?.disks {
+            let is_known = keep.iter().any(|id| id.as_str() == disk.name.as_str());
+            if disk.state != DiskState::Kept && !is_known {
+                self.client.delete_disk(&disk.name).await?;
+                removed.push(disk.name.to_string());
+            }
+        }
+        Ok(removed)
+    }
+
+    async fn collect(
+        &self,
+        captures: &BTreeSet<CaptureName>,
+        images: &BTreeSet<PathBuf>,
+    ) -> Result<Vec<String>, Cause> {
+        let known = captures.iter().map(capture_name).collect::<Result<BTreeSet<_>, _>>()?;
+        let mut removed = Vec::new();
+        for image in self.client.images().await?.images {
+            if image.name.as_str().starts_with(CAPTURES) && !known.contains(&image.name) {
+                self.client.delete_image(&image.name).await?;
+                removed.push(format!("image {}", image.name));
+            }
+        }
+        let keep_layers = images.iter().cloned().collect();
+        let collected = self.client.collect_garbage(&CollectGarbage { keep_layers }).await?;
+        if collected.layers > 0 || collected.directories > 0 {
+            let (layers, directories) = (collected.layers, collected.directories);
+            removed.push(format!("{layers} layers, {directories} directories, {} bytes", collected.bytes));
+        }
+        Ok(removed)
+    }
+}
+
+fn disk_name(vm: &SandboxId) -> Result<Name, Cause> {
+    name(vm.as_str())
+}
+
+fn capture_name(capture: &CaptureName) -> Result<Name, Cause> {
+    name(&format!("{CAPTURES}{}-{}", capture.template, capture.key))
+}
+
+fn name(text: &str) -> Result<Name, Cause> {
+    text.parse()
+        .map_err(|error| Cause::Unexpected(format!("the block service does not take {text:?}: {error}")))
+}
+
+impl From<ServiceError> for Cause {
+    fn from(error: ServiceError) -> Self {
+        match error {
+            error @ ServiceError::NoSpace(_) => Self::NoCapacity(error.to_string()),
+            error => Self::Service(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_captures_fit_and_are_told_apart() {
+        let template = format!("t{}", "0".repeat(20)).parse().unwrap();
+        let capture = CaptureName { template, key: "f".repeat(32) };
+        let first = capture_name(&capture).unwrap();
+        let other = CaptureName { key: "e".repeat(32), ..capture };
+        assert_ne!(first, capture_name(&other).unwrap());
+        assert!(first.as_str().starts_with(CAPTURES));
+        let long = CaptureName { template: "t".repeat(64).parse().unwrap(), key: String::new() };
+        assert!(capture_name(&long).is_err());
+    }
+
+    #[test]
+    fn a_full_host_is_told_as_such() {
+        assert!(matches!(Cause::from(ServiceError::NoSpace("x".to_owned())), Cause::NoCapacity(_)));
+        assert!(matches!(Cause::from(ServiceError::NotFound("x".to_owned())), Cause::Service(_)));
+    }
+}
