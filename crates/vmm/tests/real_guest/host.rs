@@ -372,6 +372,25 @@ impl Slot {
         }
     }
 
+    /// With a disk of this size, on which the guest is to grow its root filesystem.
+    pub(crate) fn placement_with_growth(&self, disk_bytes: u64, root_bytes: u64) -> Placement {
+        OpenOptions::new().write(true).open(&self.disk).unwrap().set_len(disk_bytes).unwrap();
+        let mut placement = self.placement();
+        placement.boot.guest_arguments = vec![format!("aenv.root_bytes={root_bytes}")];
+        placement
+    }
+
+    /// Size of the filesystem on the disk, as its superblock says.
+    pub(crate) fn filesystem_bytes(&self) -> u64 {
+        let output = Command::new("dumpe2fs").arg("-h").arg(&self.disk).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let number = |name: &str| -> u64 {
+            let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+            line[name.len()..].trim().parse().unwrap()
+        };
+        number("Block count:") * number("Block size:")
+    }
+
     pub(crate) fn placement_without_initramfs(&self) -> Placement {
         let mut placement = self.placement();
         placement.boot.initramfs = self.disk.with_extension("initramfs");

@@ -303,6 +303,29 @@ async fn a_disk_may_be_a_block_device() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_grown_filesystem_is_whole_after_its_vmm_was_killed_in_the_middle_of_writes() {
+    const ROOT_BYTES: u64 = 512 << 20;
+    let host = Host::new("w").await;
+    let slot = host.slot_with_shell("one");
+    let placement = slot.placement_with_growth(1 << 30, ROOT_BYTES);
+    let machine = host.driver.boot(&host.spec, placement).await.unwrap();
+    slot.answer(PATIENCE);
+    let options =
+        decoded(&slot.shell("while read -r line; do echo \"$line\"; done < /proc/mounts", PATIENCE));
+    let root = options.lines().find(|line| line.starts_with("/dev/vda / ")).unwrap();
+    assert!(root.contains("noinit_itable"), "{root}");
+    // Says nothing, so it is left alone with its work when so much time has passed.
+    let writes = "echo 1 > /w1 && sync; i=1; while :; do i=$((i+1)); echo $i > /w$i; sync; done";
+    slot.shell(writes, Duration::from_secs(4));
+    host::signal(machine.record().pid, "KILL");
+    assert_eq!(machine.wait().await.cause, ExitCause::VmmKilled);
+    machine.kill().await.unwrap();
+    assert_eq!(slot.file_on_disk("w1"), "1\n");
+    assert_eq!(slot.filesystem_bytes(), ROOT_BYTES);
+    host.leaves_nothing();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn strays_are_ended_and_others_kept() {
     let host = Host::new("s").await;
     let slots = [host.slot("keep"), host.slot("stray")];
