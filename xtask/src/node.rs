@@ -98,7 +98,7 @@ impl Record {
 impl Node {
     /// Puts the root filesystem into the data directory as template `base`, unless that very one is there.
     pub(crate) fn import_template(&self) -> Result<()> {
-        let wanted = self.rootfs_digest()?;
+        let wanted = format!("{}{:?}\n", self.rootfs_digest()?, self.settings.of_template());
         let stamp = self.settings.data_dir.join("base.imported");
         if std::fs::read_to_string(&stamp).is_ok_and(|present| present == wanted) {
             return Ok(());
@@ -106,6 +106,8 @@ impl Node {
         if let Some(record) = Record::read(&self.record) {
             record.stop()?;
         }
+        std::fs::create_dir_all(&self.settings.data_dir)
+            .with_context(|| format!("cannot make {}", self.settings.data_dir.display()))?;
         output_of(self.command(&["template", "import", "base"]).arg(&self.rootfs))?;
         std::fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))
     }

@@ -23,13 +23,16 @@ pub(crate) struct Settings {
 const PASSED_ON: &[&str] = &[
     "AENV_ACCELERATOR",
     "AENV_API_KEYS_FILE",
+    "AENV_CACHE_BYTES",
     "AENV_CGROUP",
     "AENV_CPU_MODEL",
     "AENV_CPU_TEMPLATE",
+    "AENV_DISKS",
     "AENV_DISK_BYTES_PER_SECOND",
     "AENV_DISK_OPERATIONS_PER_SECOND",
     "AENV_DOMAIN",
     "AENV_DRIVER",
+    "AENV_EXPORT",
     "AENV_FIRECRACKER",
     "AENV_IO_READ_BYTES_PER_SECOND",
     "AENV_IO_WRITE_BYTES_PER_SECOND",
@@ -41,9 +44,12 @@ const PASSED_ON: &[&str] = &[
     "AENV_MIN_FREE_MIB",
     "AENV_NETWORK_BYTES_PER_SECOND",
     "AENV_QEMU",
+    "AENV_RUN_DIR",
     "AENV_SLOT_POOL",
     "AENV_STANDBYS",
+    "AENV_STORED",
     "AENV_SUBNET",
+    "AENV_TEMPLATE_DISK_MIB",
     "AENV_TEMPLATE_MEMORY_MIB",
     "AENV_TEMPLATE_VCPUS",
     "AENV_WARM",
@@ -51,6 +57,16 @@ const PASSED_ON: &[&str] = &[
 ];
 
 impl Settings {
+    /// Whether disks are those of the block service, which asks nothing of the data directory's file system.
+    pub(crate) fn disks_by_service(&self) -> bool {
+        self.passed_on.iter().any(|(name, value)| name == "AENV_DISKS" && value == "service")
+    }
+
+    /// What a template is imported with, besides its image.
+    pub(crate) fn of_template(&self) -> Vec<&(String, String)> {
+        self.passed_on.iter().filter(|(name, _)| name.starts_with("AENV_TEMPLATE_")).collect()
+    }
+
     /// Reads the environment.
     pub(crate) fn load(project: &Project) -> Result<Self> {
         Self::resolve(project, |name| std::env::var(name).ok().filter(|value| !value.is_empty()))

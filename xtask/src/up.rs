@@ -31,7 +31,10 @@ pub(crate) fn up(project: &Project) -> Result<()> {
     let node = node(project, settings, &rootfs)?;
     let area = Area::beside(&node.settings.data_dir)?;
     let ground = stages.run("data directory", |_| {
-        let ground = area.prepare(node.settings.image_bytes)?;
+        let ground = match node.settings.disks_by_service() {
+            true => Ground::Itself,
+            false => area.prepare(node.settings.image_bytes)?,
+        };
         node.import_template()?;
         Ok(ground)
     })?;

@@ -37,7 +37,7 @@ pub(crate) enum TemplateTask {
 /// Which node on this host.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Instance {
-    /// Directory with templates, disks and the journal; must share blocks between files (XFS or btrfs)
+    /// Directory with templates, disks and the journal
     #[arg(long, env = "AENV_DATA_DIR", default_value = "/var/lib/aenv")]
     pub(crate) data_dir: PathBuf,
     /// Name of this node on its host, part of the name of every process, namespace and device it makes
@@ -45,6 +45,37 @@ pub(crate) struct Instance {
     pub(crate) instance: InstanceName,
     #[command(flatten)]
     pub(crate) vmm: VmmOptions,
+    #[command(flatten)]
+    pub(crate) stored: StoredOptions,
+}
+
+/// How disks are stored.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct StoredOptions {
+    /// `reflink`: files that share blocks (the data directory must be on XFS or btrfs); `service`: layers of the block service,
+    /// which is started where it does not run; `auto` takes files where they can share blocks
+    #[arg(long, env = "AENV_DISKS", value_enum, default_value = "auto")]
+    pub(crate) disks: DisksChoice,
+    /// Program of the block service; by default the one beside this program
+    #[arg(long, env = "AENV_STORED")]
+    pub(crate) stored: Option<PathBuf>,
+    /// The block service's directory for sockets and mounts; `/run/aenv-INSTANCE` by default
+    #[arg(long, env = "AENV_RUN_DIR")]
+    pub(crate) run_dir: Option<PathBuf>,
+    /// Told to the block service when it is started: `auto`, `ublk` or `fuse`
+    #[arg(long, env = "AENV_EXPORT")]
+    pub(crate) export: Option<String>,
+    /// Told to the block service when it is started: memory for decompressed blocks, in bytes
+    #[arg(long, env = "AENV_CACHE_BYTES")]
+    pub(crate) cache_bytes: Option<u64>,
+}
+
+/// Value of `--disks`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DisksChoice {
+    Auto,
+    Service,
+    Reflink,
 }
 
 /// How microVMs are run.
@@ -224,6 +255,7 @@ mod tests {
             ("--start-wait-seconds", "0"),
             ("--disk-bytes-per-second", "0"),
             ("--driver", "xen"),
+            ("--disks", "nbd"),
         ] {
             let error =
                 Arguments::try_parse_from(["aenv-node", "serve", argument, value]).unwrap_err().to_string();

@@ -2,6 +2,7 @@
 
 use crate::arguments::DoctorOptions;
 use crate::output::say;
+use crate::stored::{self, Chosen};
 use crate::vmm;
 use aenv_protocol::doctor::{Check, Report, Status};
 use aenv_vmm::Confinement;
@@ -58,7 +59,7 @@ async fn examine(options: &DoctorOptions) -> Result<Report> {
         &options.instance.instance.to_string(),
         options.instance.vmm.cgroup.as_deref(),
     )));
-    checks.push(block_export(&facts));
+    checks.push(disks(options, &facts).await);
     checks.extend(disk(data_dir, &facts));
     Ok(Report { checks })
 }
@@ -127,10 +128,28 @@ fn cgroups(inspected: Result<Outcome<Plan>, CgroupsError>) -> Check {
     }
 }
 
-fn block_export(facts: &HostFacts) -> Check {
+/// How disks are stored, and how they are handed to VMMs.
+async fn disks(options: &DoctorOptions, facts: &HostFacts) -> Check {
+    const NAME: &str = "block export";
     let found = |name: &str, there| format!("{name} {}", if there { "is there" } else { "is not there" });
     let found = format!("{}, {}", found("ublk", facts.ublk), found("FUSE", facts.fuse));
-    ok("block export", format!("{found}; disks are files with shared blocks and need neither"))
+    let Chosen { service, reason } = stored::choose(options.instance.stored.disks, facts.reflink);
+    if !service {
+        let found = format!("{found}; disks are files with shared blocks and need neither ({reason})");
+        return ok(NAME, found);
+    }
+    let advice = "install aenv-stored beside aenv-node, or say where it is in AENV_STORED; on XFS or btrfs it is not needed";
+    match stored::describe(&options.instance).await {
+        Err(error) => {
+            missing(NAME, format!("{found}; disks need the block service ({reason}): {error:#}"), advice)
+        }
+        Ok(_) if !facts.ublk && !facts.fuse => missing(
+            NAME,
+            format!("{found}; disks need one of them ({reason})"),
+            "load the kernel module fuse or ublk_drv",
+        ),
+        Ok(service) => ok(NAME, format!("{found}; {service}; {reason}")),
+    }
 }
 
 fn disk(data_dir: &Path, facts: &HostFacts) -> [Check; 2] {
@@ -138,11 +157,9 @@ fn disk(data_dir: &Path, facts: &HostFacts) -> [Check; 2] {
     let gibibytes = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     let sharing = match facts.reflink {
         true => ok("disk", format!("{path}: files share blocks (reflink)")),
-        false => missing(
-            "disk",
-            format!("{path}: files cannot share blocks"),
-            "put the data directory on XFS or btrfs; `make up` mounts an XFS image there by itself",
-        ),
+        false => {
+            ok("disk", format!("{path}: files cannot share blocks, so disks are those of the block service"))
+        }
     };
     let free = format!("{path}: {:.1} GiB free", gibibytes(facts.free_bytes));
     let room = match facts.free_bytes {

@@ -9,6 +9,7 @@ mod instance_lock;
 mod output;
 mod purge;
 mod serve;
+mod stored;
 mod template;
 mod vmm;
 

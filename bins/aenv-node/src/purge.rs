@@ -3,6 +3,7 @@
 use crate::arguments::Instance;
 use crate::instance_lock::InstanceLock;
 use crate::output::say;
+use crate::stored;
 use crate::vmm;
 use aenv_network::settings::FORWARDING_RECORD;
 use aenv_orchestrator::{HeldDataDir, hold_data_dir};
@@ -43,6 +44,9 @@ pub(crate) async fn purge(options: &Instance) -> Result<()> {
     }
     if purged.forwarding {
         say("IPv4 forwarding, which was off before")?;
+    }
+    for line in stored::purge(options).await? {
+        say(&line)?;
     }
     if let Some(held) = held {
         let sandboxes = held.forget_sandboxes()?;

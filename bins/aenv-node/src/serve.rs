@@ -1,15 +1,16 @@
 //! `serve`: the node itself, from its settings to its shutdown, in reading order.
 //!
 //! ```text
-//! log ─▶ instance locked ─▶ port bound ─▶ VMM driver ─▶ networks ─▶ orchestrator (adopts, sweeps) ─▶ HTTP … signal ─▶ HTTP ─▶ orchestrator ─▶ networks
+//! log ─▶ instance locked ─▶ port bound ─▶ VMM driver ─▶ disks ─▶ networks ─▶ orchestrator (adopts, sweeps) ─▶ HTTP … signal ─▶ HTTP ─▶ orchestrator ─▶ networks
 //! ```
 
 use crate::arguments::{LogFormat, ServeOptions};
 use crate::instance_lock::InstanceLock;
+use crate::stored;
 use crate::vmm;
 use aenv_api::{ApiKey, Server};
 use aenv_network::{LinuxSlots, SlotSettings};
-use aenv_orchestrator::{GuestArtifacts, Orchestrator, Parts, Settings, host_boot_id};
+use aenv_orchestrator::{DiskSettings, GuestArtifacts, Orchestrator, Parts, Settings, host_boot_id};
 use anyhow::{Context as _, Result, bail};
 use std::path::Path;
 use std::sync::Arc;
@@ -33,10 +34,14 @@ pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
     let chosen = vmm::choose(&options.instance, vmm::confinement(&options.instance)?).await?;
     tracing::info!(identity = ?chosen.vmm.identity(), reason = %chosen.reason, "VMM driver");
     let guest = guest(&options.guest_dir, chosen.kernel)?;
+    // The service goes on when the node ends; only the watch over it does not.
+    let watching = CancellationToken::new();
+    let disks = stored::disks(&options.instance, watching.clone()).await?;
     let slots = LinuxSlots::start(slot_settings(&options)).await.context("cannot prepare networks")?;
     let slots = Arc::new(slots);
     let parts = Parts { vmm: chosen.vmm, slots: slots.clone() };
-    let orchestrator = match Orchestrator::start(orchestrator_settings(&options, guest)?, parts).await {
+    let orchestrator = match Orchestrator::start(orchestrator_settings(&options, guest, disks)?, parts).await
+    {
         Ok(orchestrator) => orchestrator,
         Err(error) => {
             slots.shutdown().await.context("cannot remove fresh networks")?;
@@ -58,6 +63,7 @@ pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
     shutdown.cancel();
     serving.await.context("the HTTP server failed")?;
     orchestrator.shutdown().await;
+    watching.cancel();
     slots.shutdown().await.context("cannot remove fresh networks")
 }
 
@@ -113,10 +119,15 @@ fn slot_settings(options: &ServeOptions) -> SlotSettings {
     settings
 }
 
-fn orchestrator_settings(options: &ServeOptions, guest: GuestArtifacts) -> Result<Settings> {
+fn orchestrator_settings(
+    options: &ServeOptions,
+    guest: GuestArtifacts,
+    disks: DiskSettings,
+) -> Result<Settings> {
     let boot_id = host_boot_id().context("cannot read the host's boot id")?;
     let instance = options.instance.instance.to_string();
     let mut settings = Settings::new(&instance, options.instance.data_dir.clone(), guest, boot_id);
+    settings.disks = disks;
     settings.standbys = options.standbys;
     settings.warm = options.warm;
     settings.max_starting = match options.max_starting {

@@ -1,0 +1,343 @@
+//! The block service as this node uses it: found by its socket, or else started and kept running.
+//!
+//! ```text
+//! somebody answers at RUN/stored.sock ──────────────────▶ watched ◀──────────────┐
+//!  │ nobody does                                            │ it ends            │ answers
+//!  └─▶ started, in a session of its own ─▶ answers ─▶ watched ─▶ pause ─▶ asked, or started again
+//! ```
+//!
+//! It survives the node: nothing of it is ended when the node is, and the next node finds it. Guests wait while it is away.
+//! Under systemd it has a unit of its own, which may be faster than the node to start it again; only one can hold the data.
+
+use crate::arguments::{DisksChoice, Instance, StoredOptions};
+use aenv_orchestrator::{DiskCopies, DiskSettings};
+use aenv_storage::service::{Client, ServiceError};
+use aenv_sys::process::{Detached, Isolation, PidFd};
+use anyhow::{Context as _, Result, bail};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// Longest time for one answer, a restart of the service included.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// To find out whether there is one at all.
+const GLANCE: Duration = Duration::from_millis(300);
+/// Before the service is started again after its end; doubled each time, up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// A service that ran for this long is not one that cannot start.
+const STEADY: Duration = Duration::from_secs(60);
+
+/// How the disks of this node are stored, and why.
+pub(crate) struct Chosen {
+    pub(crate) service: bool,
+    pub(crate) reason: String,
+}
+
+/// What is used where nobody chose.
+pub(crate) fn choose(choice: DisksChoice, shares_blocks: bool) -> Chosen {
+    let (service, reason) = match (choice, shares_blocks) {
+        (DisksChoice::Service, _) => (true, "set by the operator"),
+        (DisksChoice::Reflink, _) => (false, "set by the operator"),
+        (DisksChoice::Auto, true) => (false, "the data directory's files can share blocks"),
+        (DisksChoice::Auto, false) => (true, "the data directory's files cannot share blocks"),
+    };
+    Chosen { service, reason: reason.to_owned() }
+}
+
+/// How this node's disks are to be stored. Starts the block service where it is needed and not there, and keeps it running
+/// until `stopping`.
+pub(crate) async fn disks(instance: &Instance, stopping: CancellationToken) -> Result<DiskSettings> {
+    let data_dir = &instance.data_dir;
+    std::fs::create_dir_all(data_dir).with_context(|| format!("cannot make {}", data_dir.display()))?;
+    let shares_blocks = aenv_sys::file::supports_reflink(data_dir)
+        .with_context(|| format!("cannot try whether files of {} share blocks", data_dir.display()))?;
+    let Chosen { service, reason } = choose(instance.stored.disks, shares_blocks);
+    if !service {
+        refuse_leftovers(instance)?;
+        tracing::info!(reason, "disks are files that share blocks");
+        return Ok(DiskSettings::Reflink(DiskCopies::ReflinkOnly));
+    }
+    tracing::info!(reason, "disks are those of the block service");
+    let service = Service::of(instance);
+    let watched = service.find_or_start().await?;
+    let client = service.client.clone();
+    tokio::spawn(service.keep_running(watched, stopping));
+    Ok(DiskSettings::Service(Box::new(client)))
+}
+
+/// Ends the block service of an instance and removes what it exports and stores for VMs. Tells what there was.
+pub(crate) async fn purge(instance: &Instance) -> Result<Vec<String>> {
+    let service = Service::of(instance);
+    if !service.has_traces() {
+        return Ok(Vec::new());
+    }
+    let mut ended = Vec::new();
+    if let Some(process) = service.find().await? {
+        process.kill().context("cannot end the block service")?;
+        process.exited().await.context("cannot wait for the end of the block service")?;
+        ended.push("block service".to_owned());
+    }
+    let output =
+        tokio::process::Command::new(&service.program).args(service.arguments("purge")).output().await;
+    let output = output.with_context(|| format!("cannot run {}", service.program.display()))?;
+    if !output.status.success() {
+        bail!("the block service's purge failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    ended.extend(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned));
+    Ok(ended)
+}
+
+/// What the doctor says of the service: where it is, if it is there.
+pub(crate) async fn describe(instance: &Instance) -> Result<String> {
+    let service = Service::of(instance);
+    match service.client.with_patience(GLANCE).status().await {
+        Ok(status) => Ok(format!(
+            "block service {} runs (process {}): {} disks by {} ({})",
+            status.version, status.pid, status.disks, status.disks_by.way, status.disks_by.reason
+        )),
+        Err(ServiceError::Unavailable { .. }) if aenv_sys::process::is_installed(&service.program) => {
+            Ok(format!("block service {} is started by the node", service.program.display()))
+        }
+        Err(ServiceError::Unavailable { .. }) => {
+            bail!("there is no program {}", service.program.display())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Disks that only the service can remove would stay for ever.
+fn refuse_leftovers(instance: &Instance) -> Result<()> {
+    let directory = instance.data_dir.join("storage/disks");
+    let left = match std::fs::read_dir(&directory) {
+        Ok(mut entries) => entries.next().is_some(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
+        Err(error) => return Err(error).with_context(|| format!("cannot list {}", directory.display())),
+    };
+    if left {
+        bail!(
+            "{} holds disks of the block service: choose AENV_DISKS=service, or remove them with `aenv-node purge`",
+            directory.display()
+        );
+    }
+    Ok(())
+}
+
+struct Service {
+    program: PathBuf,
+    instance: String,
+    data_dir: PathBuf,
+    run_dir: PathBuf,
+    options: StoredOptions,
+    client: Client,
+}
+
+impl Service {
+    fn of(instance: &Instance) -> Self {
+        let options = instance.stored.clone();
+        let run_dir = options.run_dir.clone();
+        let run_dir = run_dir.unwrap_or_else(|| PathBuf::from(format!("/run/aenv-{}", instance.instance)));
+        Self {
+            program: options.stored.clone().unwrap_or_else(beside_us),
+            instance: instance.instance.to_string(),
+            data_dir: instance.data_dir.clone(),
+            client: Client::new(&run_dir.join("stored.sock"), PATIENCE),
+            run_dir,
+            options,
+        }
+    }
+
+    /// Whether there is, or was, a service on this data.
+    fn has_traces(&self) -> bool {
+        self.client.socket().exists() || self.data_dir.join("storage/disks").exists()
+    }
+
+    fn arguments(&self, task: &str) -> Vec<String> {
+        let mut arguments = vec![task.to_owned()];
+        let mut add = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+        add("--data-dir", self.data_dir.display().to_string());
+        add("--run-dir", self.run_dir.display().to_string());
+        add("--instance", self.instance.clone());
+        if task == "serve" {
+            if let Some(export) = &self.options.export {
+                add("--export", export.clone());
+            }
+            if let Some(bytes) = self.options.cache_bytes {
+                add("--cache-bytes", bytes.to_string());
+            }
+        }
+        arguments
+    }
+
+    /// The process that answers at the socket, if one does.
+    async fn find(&self) -> Result<Option<PidFd>> {
+        match self.client.with_patience(GLANCE).status().await {
+            Ok(status) => match PidFd::open(status.pid, None) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+                opened => Ok(Some(opened.with_context(|| format!("cannot open process {}", status.pid))?)),
+            },
+            Err(ServiceError::Unavailable { .. }) => Ok(None),
+            Err(error) => Err(error).context("what answers at the block service's socket is none"),
+        }
+    }
+
+    async fn find_or_start(&self) -> Result<PidFd> {
+        match self.find().await? {
+            Some(found) => {
+                tracing::info!(pid = found.pid(), "the block service runs already");
+                Ok(found)
+            }
+            None => self.start().await,
+        }
+    }
+
+    /// Starts one and waits until it answers.
+    async fn start(&self) -> Result<PidFd> {
+        let log = self.data_dir.join("stored.log");
+        let output = File::options().create(true).append(true).open(&log);
+        let output = output.with_context(|| format!("cannot open {}", log.display()))?;
+        let begin = output.metadata().with_context(|| format!("cannot measure {}", log.display()))?.len();
+        let process = Detached {
+            program: &self.program,
+            arg0: "aenv-stored",
+            args: &self.arguments("serve"),
+            directory: Path::new("/"),
+            netns: None,
+            log: output,
+            inherit: &[],
+            // It sets its own.
+            oom_score_adj: None,
+            cgroup: None,
+            isolation: Isolation::default(),
+        };
+        let process = process.spawn().context("cannot start the block service")?;
+        let answered = tokio::select! {
+            status = self.client.status() => status.map(drop).context("the block service does not answer"),
+            _ = process.exited() => Err(anyhow::anyhow!("the block service ended at once")),
+        };
+        match answered {
+            Ok(()) => {
+                tracing::info!(pid = process.pid(), log = %log.display(), "started the block service");
+                Ok(process)
+            }
+            Err(error) => {
+                process.kill().context("cannot end a block service that does not answer")?;
+                process.exited().await.context("cannot wait for the end of the block service")?;
+                process.reap().context("cannot reap the block service")?;
+                Err(error.context(last_words(&log, begin)))
+            }
+        }
+    }
+
+    /// Whenever it ends, sees to it that there is one again.
+    async fn keep_running(self, first: PidFd, stopping: CancellationToken) {
+        let (mut process, mut pause) = (first, FIRST_PAUSE);
+        loop {
+            let since = tokio::time::Instant::now();
+            match stopping.run_until_cancelled(process.exited()).await {
+                None => return,
+                Some(ended) => {
+                    // Of one that another process started there is no status.
+                    let status = process.reap();
+                    tracing::error!(?ended, ?status, "the block service has ended; guests wait for it");
+                }
+            }
+            if since.elapsed() >= STEADY {
+                pause = FIRST_PAUSE;
+            }
+            process = loop {
+                if stopping.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+                    return;
+                }
+                match self.find_or_start().await {
+                    Ok(process) => break process,
+                    Err(error) => {
+                        pause = (pause * 2).min(LONGEST_PAUSE);
+                        tracing::error!(error = format!("{error:#}"), again_in = ?pause, "no block service");
+                    }
+                }
+            };
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+/// The program that was installed together with this one, or else whichever is in the search path.
+fn beside_us() -> PathBuf {
+    const PROGRAM: &str = "aenv-stored";
+    let beside = std::env::current_exe().ok().map(|own| own.with_file_name(PROGRAM));
+    beside.filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from(PROGRAM))
+}
+
+/// What a service that failed wrote to its log from `begin` on, at most the last lines.
+fn last_words(log: &Path, begin: u64) -> String {
+    let Ok(content) = std::fs::read(log) else { return format!("its log {} cannot be read", log.display()) };
+    let new = content.get(usize::try_from(begin).unwrap_or(0)..).unwrap_or(&content);
+    let text = String::from_utf8_lossy(&new[new.len().saturating_sub(2000)..]).into_owned();
+    format!("its log {} ends with: {}", log.display(), text.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arguments::{Arguments, Task};
+    use clap::Parser as _;
+
+    fn instance(directory: &Path, program: &str) -> Instance {
+        let data = directory.join("data");
+        let run = directory.join("run");
+        let arguments = Arguments::parse_from([
+            "aenv-node",
+            "purge",
+            "--data-dir",
+            data.to_str().unwrap(),
+            "--run-dir",
+            run.to_str().unwrap(),
+            "--stored",
+            program,
+        ]);
+        std::fs::create_dir_all(&data).unwrap();
+        let Task::Purge(instance) = arguments.task else { panic!("purge was asked for") };
+        instance
+    }
+
+    #[test]
+    fn what_nobody_chose_follows_from_the_file_system() {
+        for (choice, shares_blocks, service) in [
+            (DisksChoice::Auto, true, false),
+            (DisksChoice::Auto, false, true),
+            (DisksChoice::Service, true, true),
+            (DisksChoice::Reflink, false, false),
+        ] {
+            assert_eq!(choose(choice, shares_blocks).service, service, "{choice:?} {shares_blocks}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_service_that_cannot_start_is_told_with_its_last_words() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("broken");
+        std::fs::write(&program, "#!/bin/sh\necho \"I cannot\"\nexit 1\n").unwrap();
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let service = Service::of(&instance(directory.path(), program.to_str().unwrap()));
+        let error = format!("{:#}", service.find_or_start().await.unwrap_err());
+        assert!(error.contains("I cannot") && error.contains("ended at once"), "{error}");
+        let missing = Service::of(&instance(directory.path(), "/no-such-program"));
+        let error = format!("{:#}", missing.find_or_start().await.unwrap_err());
+        assert!(error.contains("/no-such-program"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn where_no_service_was_there_is_nothing_to_purge_and_its_disks_are_not_forgotten() {
+        let directory = tempfile::tempdir().unwrap();
+        let instance = instance(directory.path(), "/no-such-program");
+        assert!(purge(&instance).await.unwrap().is_empty());
+        refuse_leftovers(&instance).unwrap();
+        std::fs::create_dir_all(instance.data_dir.join("storage/disks/ix")).unwrap();
+        let error = refuse_leftovers(&instance).unwrap_err().to_string();
+        assert!(error.contains("AENV_DISKS=service"), "{error}");
+        let error = format!("{:#}", purge(&instance).await.unwrap_err());
+        assert!(error.contains("/no-such-program"), "{error}");
+    }
+}
