@@ -10,6 +10,7 @@
 mod exec;
 mod naive;
 mod numbers;
+pub(crate) mod storage;
 
 use crate::artifacts;
 use crate::http::{Answer, Client};

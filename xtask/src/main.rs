@@ -52,7 +52,7 @@ enum Task {
     /// The part of `rig` that runs inside
     #[command(hide = true, subcommand)]
     InsideRig(rig::inside::Task),
-    /// Measure against the running node
+    /// Measure the running node, or the storage alone
     #[command(subcommand)]
     Bench(Bench),
     /// What this machine offers, what was chosen and why
@@ -63,6 +63,8 @@ enum Task {
 enum Bench {
     /// Create, exec, kill, memory: p50, p95, p99 and max
     Create(bench::Options),
+    /// Disks through FUSE, or ublk with --rig, against a plain file and NBD; index, chains, seal, recovery, shared memory
+    Storage(bench::storage::Options),
 }
 
 fn main() -> ExitCode {
@@ -89,6 +91,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Rig(options) => return rig::run_task(&project, &options).map(ExitCode::from),
         Task::InsideRig(task) => rig::inside::run(&project, &task)?,
         Task::Bench(Bench::Create(options)) => bench::create(&project, &options)?,
+        Task::Bench(Bench::Storage(options)) => bench::storage::run(&project, &options)?,
         Task::Doctor => up::doctor(&project)?,
     }
     Ok(ExitCode::SUCCESS)
