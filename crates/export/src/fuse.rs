@@ -34,9 +34,7 @@ mod parked;
 mod requests;
 mod session;
 
-pub use parked::Stall;
-
-use crate::{Content, Export, ExportError, Exporter};
+use crate::{Content, Export, ExportError, Exporter, Stall};
 use aenv_sys::fuse::slots;
 use files::Files;
 use holder::Attachment;

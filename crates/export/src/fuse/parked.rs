@@ -9,25 +9,13 @@
 //! bytes are parked, a worker waits before it reads on, except the last one, which goes on with reads as long as there are
 //! slots. Executes nothing.
 
+use crate::Stall;
 use aenv_sys::fuse::slots::Slot;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 /// Time between two tries.
 const PAUSE: Duration = Duration::from_millis(250);
-
-/// An export some of whose requests wait for room.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stall {
-    /// Number of the export.
-    pub number: u32,
-    /// What its content said, at the last try of its oldest request.
-    pub reason: String,
-    /// Since when its oldest request waits.
-    pub since: SystemTime,
-    /// How many wait.
-    pub requests: usize,
-}
 
 /// See above.
 #[derive(Debug)]
@@ -197,7 +185,7 @@ impl Parked {
         // In the order in which they began to wait.
         for waiting in &self.lock().waiting {
             match stalls.iter_mut().find(|stall| stall.number == waiting.number) {
-                Some(stall) => stall.requests += 1,
+                Some(stall) => stall.requests = stall.requests.saturating_add(1),
                 None => stalls.push(Stall {
                     number: waiting.number,
                     reason: waiting.reason.clone(),

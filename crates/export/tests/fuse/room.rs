@@ -23,7 +23,7 @@ fn write_each(stage: &Stage, count: u64, length: usize) -> Vec<JoinHandle<()>> {
     (0..count).map(write).collect()
 }
 
-fn waiting(exporter: &FuseExporter) -> usize {
+fn waiting(exporter: &FuseExporter) -> u32 {
     exporter.stalled().iter().map(|stall| stall.requests).sum()
 }
 

@@ -81,7 +81,7 @@ fn write_of(offset: u64, data: &[u8]) -> Vec<u8> {
 struct Seen {
     changes: Vec<(u64, usize)>,
     answer: Option<(i32, Vec<u8>)>,
-    parked: usize,
+    parked: u32,
     state: u32,
 }
 
