@@ -14,10 +14,16 @@
 
 use crate::failure::Failure;
 use aenv_storage::service::Name;
-use std::fs::{File, Permissions};
+use std::fs::{File, Permissions, TryLockError};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// For the lock of a process that is gone to be free.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// Between two looks at it.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Paths of one service.
 #[derive(Debug, Clone)]
@@ -42,18 +48,25 @@ impl Directories {
         Ok(directories)
     }
 
-    /// Takes the data directory for this process; freed when the result is dropped.
+    /// Takes the data directory for this process; freed when the result is dropped. A process that was just killed may
+    /// leave a child that has the lock for a moment, until it has become the holder: that is waited for.
     pub(crate) fn lock(&self) -> Result<File, Failure> {
         let path = self.storage().join("lock");
         let file = File::options().create(true).truncate(false).write(true).open(&path);
         let file = file.map_err(Failure::io("open", &path))?;
-        match file.try_lock() {
-            Ok(()) => Ok(file),
-            Err(std::fs::TryLockError::WouldBlock) => Err(Failure::conflict(format!(
-                "another aenv-stored works on {}: stop it, or choose another directory with --data-dir",
-                self.data.display()
-            ))),
-            Err(std::fs::TryLockError::Error(error)) => Err(Failure::io("lock", &path)(error)),
+        let deadline = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(LOCK_PAUSE),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(Failure::conflict(format!(
+                        "another aenv-stored works on {}: stop it, or choose another directory with --data-dir",
+                        self.data.display()
+                    )));
+                }
+                Err(TryLockError::Error(error)) => return Err(Failure::io("lock", &path)(error)),
+            }
         }
     }
 
