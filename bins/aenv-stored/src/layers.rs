@@ -34,30 +34,56 @@ pub(crate) enum Resolved {
 #[derive(Debug)]
 pub(crate) struct Layers {
     cache: Arc<BlockCache>,
-    open: Mutex<HashMap<PathBuf, Weak<Layer>>>,
+    files: Open<Layer>,
+    raw_images: Open<RawImage>,
+}
+
+/// What is open, by the path of its file.
+#[derive(Debug)]
+struct Open<T>(Mutex<HashMap<PathBuf, Weak<T>>>);
+
+impl<T> Open<T> {
+    /// What `open` opens, unless it is open.
+    fn get(&self, path: &Path, open: impl FnOnce() -> Result<Arc<T>, Failure>) -> Result<Arc<T>, Failure> {
+        if let Some(shared) = lock(&self.0).get(path).and_then(Weak::upgrade) {
+            return Ok(shared);
+        }
+        let opened = open()?;
+        let mut all = lock(&self.0);
+        // Somebody may have been faster: all must share one.
+        if let Some(shared) = all.get(path).and_then(Weak::upgrade) {
+            return Ok(shared);
+        }
+        all.retain(|_, other| other.strong_count() > 0);
+        all.insert(path.to_owned(), Arc::downgrade(&opened));
+        Ok(opened)
+    }
+
+    fn count(&self) -> usize {
+        lock(&self.0).values().filter(|shared| shared.strong_count() > 0).count()
+    }
 }
 
 impl Layers {
     /// None yet. Blocks of layers that have to be decompressed take up to `cache_bytes` of memory.
     pub(crate) fn new(cache_bytes: u64) -> Self {
-        Self { cache: Arc::new(BlockCache::new(cache_bytes)), open: Mutex::default() }
+        Self {
+            cache: Arc::new(BlockCache::new(cache_bytes)),
+            files: Open(Mutex::default()),
+            raw_images: Open(Mutex::default()),
+        }
     }
 
-    /// The layer that is stored at `path`, opened unless it is open.
     fn layer(&self, path: &Path) -> Result<Arc<Layer>, Failure> {
-        if let Some(layer) = lock(&self.open).get(path).and_then(Weak::upgrade) {
-            return Ok(layer);
-        }
-        let blob = open_layer_blob(Arc::new(FileBlob::open(path)?), &self.cache)?;
-        let opened = Layer::from_blob(blob)?;
-        let mut open = lock(&self.open);
-        // Somebody may have been faster: all must share one.
-        if let Some(layer) = open.get(path).and_then(Weak::upgrade) {
-            return Ok(layer);
-        }
-        open.retain(|_, layer| layer.strong_count() > 0);
-        open.insert(path.to_owned(), Arc::downgrade(&opened));
-        Ok(opened)
+        self.files.get(path, || {
+            let blob = open_layer_blob(Arc::new(FileBlob::open(path)?), &self.cache)?;
+            Ok(Layer::from_blob(blob)?)
+        })
+    }
+
+    fn raw_image(&self, path: &Path) -> Result<Arc<RawImage>, Failure> {
+        // Its holes are looked for when it is opened, which takes time in a large one.
+        self.raw_images.get(path, || Ok(Arc::new(RawImage::open(path)?)))
     }
 
     /// The image that the layers, bottom to top, make together; `None` when there are none.
@@ -66,7 +92,7 @@ impl Layers {
         for (position, layer) in layers.iter().enumerate() {
             match layer {
                 Resolved::File(path) if raw.is_none() && tops.is_empty() => files.push(self.layer(path)?),
-                Resolved::Raw(path) if position == 0 => raw = Some(RawImage::open(path)?),
+                Resolved::Raw(path) if position == 0 => raw = Some(self.raw_image(path)?),
                 Resolved::Top(top) => tops.push(Arc::clone(top)),
                 Resolved::File(path) | Resolved::Raw(path) => {
                     return Err(Failure::invalid(format!(
@@ -77,7 +103,7 @@ impl Layers {
             }
         }
         let bottom: Option<Arc<dyn Image>> = match raw {
-            Some(raw) => Some(Arc::new(raw)),
+            Some(raw) => Some(raw),
             None if files.is_empty() => None,
             None => Some(Arc::new(LayerChain::new(files)?)),
         };
@@ -90,7 +116,7 @@ impl Layers {
 
     /// Number of layer files that are open.
     pub(crate) fn count(&self) -> usize {
-        lock(&self.open).values().filter(|layer| layer.strong_count() > 0).count()
+        self.files.count() + self.raw_images.count()
     }
 
     /// What the cache did.

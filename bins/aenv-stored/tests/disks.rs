@@ -42,7 +42,7 @@ async fn a_disk_shows_its_layer_and_keeps_what_is_written() {
         assert_eq!(stored.client.disk(&name(disk)).await.unwrap().stored_bytes, 2 * BLOCK_BYTES);
     }
     let status = stored.client.status().await.unwrap();
-    assert_eq!((status.pid, status.disks, status.open_layers), (stored.pid(), 2, 1));
+    assert_eq!((status.pid, status.disks, status.open_layers), (stored.pid(), 2, 2));
     assert_eq!(status.disks_by.way, "FUSE");
     assert_eq!((status.failed, status.stalled), (Vec::new(), Vec::new()));
 }
