@@ -44,7 +44,9 @@ fn build(project: &Project, voice: &Voice) -> Result<()> {
         command.current_dir(project.root()).args(arguments);
         command
     };
-    let mut programs = cargo(&["build", "--release", "--package", "aenv", "--package", "aenv-node"]);
+    let packages = ["aenv", "aenv-node", "aenv-stored"].map(|name| ["--package", name]);
+    let mut programs = cargo(&["build", "--release"]);
+    programs.args(packages.as_flattened());
     run_quietly(&mut programs, &log, |line| voice.doing(line))?;
     let mut envd = cargo(&[
         "rustc",
