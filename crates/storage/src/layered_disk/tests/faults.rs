@@ -6,10 +6,10 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::os::unix::fs::FileExt;
 
 /// A small filesystem of memory, gone with the value.
-struct SmallFilesystem(tempfile::TempDir);
+pub(super) struct SmallFilesystem(pub(super) tempfile::TempDir);
 
 impl SmallFilesystem {
-    fn new(bytes: u64) -> Self {
+    pub(super) fn new(bytes: u64) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let options = std::ffi::CString::new(format!("size={bytes}")).unwrap();
         mount("tmpfs", directory.path(), "tmpfs", MountFlags::empty(), &*options).unwrap();

@@ -197,14 +197,14 @@ fn a_flush_does_not_cover_what_is_written_while_it_runs() {
     disk.write_at(&[1; 4096], 0).unwrap();
     let disk = Arc::new(disk);
     let other = Arc::clone(&disk);
-    // The first sync is that of the data file.
-    simulation.after_next_sync(move || other.write_at(&[2; 4096], 8 * BLOCK_BYTES).unwrap());
+    // The first sync is that of the data file; below, the block has data, which must show if the write is void.
+    simulation.after_next_sync(move || other.write_at(&[2; 4096], 7 * BLOCK_BYTES).unwrap());
     disk.flush().unwrap();
     let count = simulation.recorded();
     let mut new = model_of(&lower(), SIZE);
     new[..4096].fill(1);
     let mut newer = new.clone();
-    newer[8 * 4096..9 * 4096].fill(2);
+    newer[7 * 4096..8 * 4096].fill(2);
     assert_same(&content(&*disk), &newer, "both writes ended");
     for seed in 0..64 {
         let cut = simulation.after_power_cut(count, seed);

@@ -1,5 +1,6 @@
 //! Many threads on one disk.
 
+use super::faults::SmallFilesystem;
 use super::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -44,8 +45,9 @@ fn write(disk: &LayeredDisk, writer: u64, model: &mut [u8], rounds: u64) {
 
 #[test]
 fn threads_do_not_disturb_one_another() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("disk");
+    // In memory: hundreds of seals and merges would wait for a disk.
+    let host = SmallFilesystem::new(256 << 20);
+    let path = host.0.path().join("disk");
     let lower = Arc::new(Stripes { size: SIZE / 2 });
     let start = model_of(&lower, SIZE);
     let own = |block: u64, writer: u64| ((block * WRITERS + writer) * BLOCK_BYTES) as usize;
@@ -62,24 +64,32 @@ fn threads_do_not_disturb_one_another() {
         let (disk, ended) = (&disk, &ended);
         let structure = scope.spawn(move || {
             let mut merged = 0;
-            while !ended.load(Ordering::Acquire) {
-                disk.seal().unwrap();
+            while merged == 0 || !ended.load(Ordering::Acquire) {
+                let sealed = disk.seal().unwrap();
+                let checksum = || {
+                    let mut bytes = vec![0; SIZE as usize];
+                    sealed.read_changed(&mut bytes, 0).unwrap();
+                    crc32c::crc32c(&bytes)
+                };
+                let first = checksum();
+                std::thread::yield_now();
+                assert_eq!(checksum(), first, "nothing is written to what is sealed");
+                drop(sealed);
                 if disk.usage().sealed_tops > 6
                     && matches!(disk.compact(5).unwrap(), Compaction::Merged { .. })
                 {
                     merged += 1;
                 }
             }
-            merged
         });
         let writers: Vec<_> = (0..WRITERS)
             .zip(&mut models)
-            .map(|(writer, model)| scope.spawn(move || write(disk, writer, model, 1500)))
+            .map(|(writer, model)| scope.spawn(move || write(disk, writer, model, 20_000)))
             .collect();
         let outcomes: Vec<_> = writers.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
         ended.store(true, Ordering::Release);
         outcomes.into_iter().for_each(|outcome| outcome.unwrap());
-        assert!(structure.join().unwrap() > 0, "tops were merged meanwhile");
+        structure.join().unwrap();
     });
     let check = |disk: &LayeredDisk| {
         let found = content(disk);
@@ -127,4 +137,34 @@ fn overlapping_writes_end_one_way_or_the_other_in_each_block() {
     let disk = LayeredDisk::open(&path, lower, &BOOT).unwrap();
     assert_same(&content(&disk), &found, "what was acknowledged");
     assert_eq!(disk.usage().data_blocks, usage.data_blocks);
+}
+
+#[test]
+fn parts_of_a_block_that_are_written_at_once_are_both_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let lower = Arc::new(Stripes { size: BLOCK_BYTES });
+    let disk =
+        LayeredDisk::create(&directory.path().join("disk"), lower, BLOCK_BYTES, BLOCK_BYTES, &BOOT).unwrap();
+    let (together, torn) = (std::sync::Barrier::new(2), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for half in 0..2_u64 {
+            let (disk, together, torn) = (&disk, &together, &torn);
+            scope.spawn(move || {
+                for round in 0..2000_u64 {
+                    if half == 0 {
+                        disk.discard(0, BLOCK_BYTES).unwrap();
+                    }
+                    together.wait();
+                    disk.write_at(&[round as u8 | 1; 2048], half * 2048).unwrap();
+                    together.wait();
+                    // Told at the end: the other thread waits for this one.
+                    if content(disk).iter().any(|byte| *byte != round as u8 | 1) {
+                        torn.fetch_add(1, Ordering::Relaxed);
+                    }
+                    together.wait();
+                }
+            });
+        }
+    });
+    assert_eq!(torn.into_inner(), 0);
 }
