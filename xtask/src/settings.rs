@@ -59,7 +59,7 @@ const PASSED_ON: &[&str] = &[
 impl Settings {
     /// Whether disks are those of the block service, which asks nothing of the data directory's file system.
     pub(crate) fn disks_by_service(&self) -> bool {
-        self.passed_on.iter().any(|(name, value)| name == "AENV_DISKS" && value == "service")
+        !self.passed_on.iter().any(|(name, value)| name == "AENV_DISKS" && value == "reflink")
     }
 
     /// What a template is imported with, besides its image.

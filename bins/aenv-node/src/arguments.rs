@@ -52,14 +52,14 @@ pub(crate) struct Instance {
 /// How disks are stored.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct StoredOptions {
-    /// `reflink`: files that share blocks (the data directory must be on XFS or btrfs); `service`: layers of the block service,
-    /// which is started where it does not run; `auto` takes files where they can share blocks
-    #[arg(long, env = "AENV_DISKS", value_enum, default_value = "auto")]
+    /// `service`: layers of the block service, which is started where it does not run; `reflink`: files that share blocks, for
+    /// which the data directory must be on XFS or btrfs
+    #[arg(long, env = "AENV_DISKS", value_enum, default_value = "service")]
     pub(crate) disks: DisksChoice,
     /// Program of the block service; by default the one beside this program
     #[arg(long, env = "AENV_STORED")]
     pub(crate) stored: Option<PathBuf>,
-    /// The block service's directory for sockets and mounts; `/run/aenv-INSTANCE` by default
+    /// The block service's directory for sockets and mounts; `/run/aenv/INSTANCE` by default
     #[arg(long, env = "AENV_RUN_DIR")]
     pub(crate) run_dir: Option<PathBuf>,
     /// Told to the block service when it is started: `auto`, `ublk` or `fuse`
@@ -73,7 +73,6 @@ pub(crate) struct StoredOptions {
 /// Value of `--disks`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DisksChoice {
-    Auto,
     Service,
     Reflink,
 }

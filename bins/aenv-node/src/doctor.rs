@@ -1,8 +1,8 @@
 //! `doctor`: the facts of this machine as a report: what was chosen, why, and what to do about it.
 
-use crate::arguments::DoctorOptions;
+use crate::arguments::{DisksChoice, DoctorOptions};
 use crate::output::say;
-use crate::stored::{self, Chosen};
+use crate::stored;
 use crate::vmm;
 use aenv_protocol::doctor::{Check, Report, Status};
 use aenv_vmm::Confinement;
@@ -133,22 +133,18 @@ async fn disks(options: &DoctorOptions, facts: &HostFacts) -> Check {
     const NAME: &str = "block export";
     let found = |name: &str, there| format!("{name} {}", if there { "is there" } else { "is not there" });
     let found = format!("{}, {}", found("ublk", facts.ublk), found("FUSE", facts.fuse));
-    let Chosen { service, reason } = stored::choose(options.instance.stored.disks, facts.reflink);
-    if !service {
-        let found = format!("{found}; disks are files with shared blocks and need neither ({reason})");
-        return ok(NAME, found);
+    if options.instance.stored.disks == DisksChoice::Reflink {
+        return ok(NAME, format!("{found}; disks are files with shared blocks and need neither"));
     }
-    let advice = "install aenv-stored beside aenv-node, or say where it is in AENV_STORED; on XFS or btrfs it is not needed";
+    let advice = "install aenv-stored beside aenv-node, or say where it is in AENV_STORED";
     match stored::describe(&options.instance).await {
-        Err(error) => {
-            missing(NAME, format!("{found}; disks need the block service ({reason}): {error:#}"), advice)
-        }
+        Err(error) => missing(NAME, format!("{found}; disks need the block service: {error:#}"), advice),
         Ok(_) if !facts.ublk && !facts.fuse => missing(
             NAME,
-            format!("{found}; disks need one of them ({reason})"),
+            format!("{found}; disks need one of them"),
             "load the kernel module fuse or ublk_drv",
         ),
-        Ok(service) => ok(NAME, format!("{found}; {service}; {reason}")),
+        Ok(service) => ok(NAME, format!("{found}; {service}")),
     }
 }
 

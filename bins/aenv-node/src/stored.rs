@@ -29,37 +29,17 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// A service that ran for this long is not one that cannot start.
 const STEADY: Duration = Duration::from_secs(60);
 
-/// How the disks of this node are stored, and why.
-pub(crate) struct Chosen {
-    pub(crate) service: bool,
-    pub(crate) reason: String,
-}
-
-/// What is used where nobody chose.
-pub(crate) fn choose(choice: DisksChoice, shares_blocks: bool) -> Chosen {
-    let (service, reason) = match (choice, shares_blocks) {
-        (DisksChoice::Service, _) => (true, "set by the operator"),
-        (DisksChoice::Reflink, _) => (false, "set by the operator"),
-        (DisksChoice::Auto, true) => (false, "the data directory's files can share blocks"),
-        (DisksChoice::Auto, false) => (true, "the data directory's files cannot share blocks"),
-    };
-    Chosen { service, reason: reason.to_owned() }
-}
-
 /// How this node's disks are to be stored. Starts the block service where it is needed and not there, and keeps it running
 /// until `stopping`.
 pub(crate) async fn disks(instance: &Instance, stopping: CancellationToken) -> Result<DiskSettings> {
     let data_dir = &instance.data_dir;
     std::fs::create_dir_all(data_dir).with_context(|| format!("cannot make {}", data_dir.display()))?;
-    let shares_blocks = aenv_sys::file::supports_reflink(data_dir)
-        .with_context(|| format!("cannot try whether files of {} share blocks", data_dir.display()))?;
-    let Chosen { service, reason } = choose(instance.stored.disks, shares_blocks);
-    if !service {
+    if instance.stored.disks == DisksChoice::Reflink {
         refuse_leftovers(instance)?;
-        tracing::info!(reason, "disks are files that share blocks");
+        tracing::info!("disks are files that share blocks");
         return Ok(DiskSettings::Reflink(DiskCopies::ReflinkOnly));
     }
-    tracing::info!(reason, "disks are those of the block service");
+    tracing::info!("disks are those of the block service");
     let service = Service::of(instance);
     let watched = service.find_or_start().await?;
     let client = service.client.clone();
@@ -137,7 +117,7 @@ impl Service {
     fn of(instance: &Instance) -> Self {
         let options = instance.stored.clone();
         let run_dir = options.run_dir.clone();
-        let run_dir = run_dir.unwrap_or_else(|| PathBuf::from(format!("/run/aenv-{}", instance.instance)));
+        let run_dir = run_dir.unwrap_or_else(|| PathBuf::from(format!("/run/aenv/{}", instance.instance)));
         Self {
             program: options.stored.clone().unwrap_or_else(beside_us),
             instance: instance.instance.to_string(),
@@ -300,18 +280,6 @@ mod tests {
         std::fs::create_dir_all(&data).unwrap();
         let Task::Purge(instance) = arguments.task else { panic!("purge was asked for") };
         instance
-    }
-
-    #[test]
-    fn what_nobody_chose_follows_from_the_file_system() {
-        for (choice, shares_blocks, service) in [
-            (DisksChoice::Auto, true, false),
-            (DisksChoice::Auto, false, true),
-            (DisksChoice::Service, true, true),
-            (DisksChoice::Reflink, false, false),
-        ] {
-            assert_eq!(choose(choice, shares_blocks).service, service, "{choice:?} {shares_blocks}");
-        }
     }
 
     #[tokio::test]

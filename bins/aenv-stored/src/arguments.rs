@@ -29,7 +29,7 @@ pub(crate) struct Instance {
     /// Directory with layers, disks and images, in its subdirectory `storage`
     #[arg(long, env = "AENV_DATA_DIR", default_value = "/var/lib/aenv")]
     pub(crate) data_dir: PathBuf,
-    /// Directory for sockets and the FUSE mount, which the host forgets when it restarts; `/run/aenv-INSTANCE` by default
+    /// Directory for sockets and the FUSE mount, which the host forgets when it restarts; `/run/aenv/INSTANCE` by default
     #[arg(long, env = "AENV_RUN_DIR")]
     pub(crate) run_dir: Option<PathBuf>,
     /// Name of this instance on its host
@@ -40,7 +40,7 @@ pub(crate) struct Instance {
 impl Instance {
     /// The directory for sockets and the mount.
     pub(crate) fn run_dir(&self) -> PathBuf {
-        self.run_dir.clone().unwrap_or_else(|| PathBuf::from(format!("/run/aenv-{}", self.instance)))
+        self.run_dir.clone().unwrap_or_else(|| PathBuf::from(format!("/run/aenv/{}", self.instance)))
     }
 }
 
