@@ -3,7 +3,7 @@
 
 use aenv_e2e::{SmallDisk, own_node, own_settings, shared_instance};
 use aenv_testkit::client::{Client, Sandbox};
-use aenv_testkit::node::Node;
+use aenv_testkit::node::{Node, copy_templates};
 use aenv_testkit::resources::{open_descriptors, vmm_of};
 use serde_json::{Value, json};
 use std::process::Command;
@@ -118,14 +118,7 @@ async fn a_lost_sandbox_says_why_and_others_are_unharmed() {
 async fn creates_on_a_full_disk_are_refused_and_leave_nothing() {
     let disk = SmallDisk::mount("t3-disk", 4).unwrap();
     let data_dir = disk.directory().join("data");
-    std::fs::create_dir_all(&data_dir).unwrap();
-    // Another file system: a true copy.
-    let copied = Command::new("cp")
-        .args(["-a", "--sparse=always"])
-        .arg(shared_instance().1.join("templates"))
-        .arg(&data_dir)
-        .status();
-    assert!(copied.unwrap().success());
+    copy_templates(&shared_instance().1, &data_dir).unwrap();
     let node = Node::start(own_settings(3, &data_dir)).await.unwrap();
     let client = node.client();
     let running = client.create(600, &json!({})).await.unwrap();

@@ -2,10 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "a step that fails fails the test")]
 
 use aenv_e2e::{area, own_settings, shared_instance};
-use aenv_testkit::node::Node;
+use aenv_testkit::node::{Node, copy_templates};
 use serde_json::json;
 use std::path::Path;
-use std::process::Command;
 
 const UNIT: &str = include_str!("../../../packaging/systemd/aenv-node.service");
 
@@ -21,15 +20,11 @@ fn capabilities_of(pid: u32, set: &str) -> u64 {
     u64::from_str_radix(line.trim_start_matches(':').trim(), 16).unwrap()
 }
 
+/// Templates whose captures are to be made anew.
 fn copy_without_captures(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for template in std::fs::read_dir(from).unwrap() {
-        let template = template.unwrap();
-        let target = to.join(template.file_name());
-        let status =
-            Command::new("cp").args(["-a", "--reflink=always"]).arg(template.path()).arg(&target).status();
-        assert!(status.unwrap().success());
-        std::fs::remove_dir_all(target.join("captures")).unwrap();
+    copy_templates(from, to).unwrap();
+    for template in std::fs::read_dir(to.join("templates")).unwrap() {
+        std::fs::remove_dir_all(template.unwrap().path().join("captures")).unwrap();
     }
 }
 
@@ -40,8 +35,7 @@ async fn a_node_with_the_capabilities_of_its_unit_alone_does_everything() {
     let bounding = format!("--bounding-set=-all,{}", plus.join(","));
     settings.launcher =
         ["setpriv", "--no-new-privs", "--inh-caps=-all", &bounding, "--"].map(str::to_owned).to_vec();
-    let templates = settings.data_dir.join("templates");
-    copy_without_captures(&shared_instance().1.join("templates"), &templates);
+    copy_without_captures(&shared_instance().1, &settings.data_dir);
     // Boots and captures the template too.
     let mut node = Node::start(settings).await.unwrap();
     let pid = node.pid().unwrap();

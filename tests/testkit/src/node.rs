@@ -33,6 +33,27 @@ pub struct NodeSettings {
     pub launcher: Vec<String>,
 }
 
+/// Copies the templates of one data directory into another one: captures and images, blocks shared where that is possible.
+///
+/// # Errors
+/// When a file cannot be copied.
+pub fn copy_templates(from: &Path, to: &Path) -> Result<()> {
+    for (directory, parent) in [("templates", ""), ("storage/layers", "storage")] {
+        let parent = to.join(parent);
+        std::fs::create_dir_all(&parent).context("cannot make the data directory")?;
+        let status = Command::new("cp")
+            .args(["-a", "--reflink=auto", "--sparse=always"])
+            .arg(from.join(directory))
+            .arg(&parent)
+            .status()
+            .context("cannot run cp")?;
+        if !status.success() {
+            bail!("cannot copy {directory} of {}", from.display());
+        }
+    }
+    Ok(())
+}
+
 /// A node and the means to hurt it.
 #[derive(Debug)]
 pub struct Node {
@@ -48,20 +69,7 @@ impl Node {
     /// # Errors
     /// When it does not become ready; the end of its log is in the message.
     pub async fn start_with_templates_of(settings: NodeSettings, other_data_dir: &Path) -> Result<Self> {
-        std::fs::create_dir_all(&settings.data_dir).context("cannot make the data directory")?;
-        for (directory, parent) in [("templates", ""), ("storage/layers", "storage")] {
-            let parent = settings.data_dir.join(parent);
-            std::fs::create_dir_all(&parent).context("cannot make the data directory")?;
-            let status = Command::new("cp")
-                .args(["-a", "--reflink=auto", "--sparse=always"])
-                .arg(other_data_dir.join(directory))
-                .arg(&parent)
-                .status()
-                .context("cannot run cp")?;
-            if !status.success() {
-                bail!("cannot copy {directory} of {}", other_data_dir.display());
-            }
-        }
+        copy_templates(other_data_dir, &settings.data_dir)?;
         Self::start(settings).await
     }
 

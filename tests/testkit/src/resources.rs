@@ -17,6 +17,8 @@ pub struct Resources {
     pub tables: Vec<String>,
     /// Mounts and loop devices that mention the data directory, other than the one it lies on.
     pub mounts: Vec<String>,
+    /// Processes of the block service, and mounts below its run directory.
+    pub block_service: Vec<String>,
     /// Version 2 control groups of VMs, and their parent.
     pub groups: Vec<String>,
     /// Directories of sandboxes.
@@ -46,6 +48,11 @@ impl Resources {
                 .filter(|line| line.ends_with(&table))
                 .collect(),
             mounts: lines_with(&mounts, &data_dir_text),
+            block_service: block_service(instance)?
+                .into_iter()
+                .map(|pid| format!("process {pid}"))
+                .chain(lines_with(&mounts, &format!(" /run/aenv/{instance}/")))
+                .collect(),
             groups: groups(instance)?,
             sandbox_directories: names(&data_dir.join("sandboxes"), "")?,
         })
@@ -106,18 +113,44 @@ fn groups(instance: &str) -> Result<Vec<String>> {
 fn vmm_processes(prefix: &str) -> Result<Vec<u32>> {
     let qemu = format!("process={prefix}");
     let firecracker = format!("--id\0{}", prefix.trim_start_matches("aenv-"));
+    processes(|command_line| command_line.contains(&qemu) || command_line.contains(&firecracker))
+}
+
+/// Processes whose command line, its words ended by NUL, is wanted.
+fn processes(wanted: impl Fn(&str) -> bool) -> Result<Vec<u32>> {
     let mut found = Vec::new();
     for name in names(Path::new("/proc"), "")? {
         let Ok(pid) = name.parse::<u32>() else { continue };
         // Processes end while they are looked at; then they are not there.
         let command_line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let command_line = String::from_utf8_lossy(&command_line);
-        if command_line.contains(&qemu) || command_line.contains(&firecracker) {
+        if wanted(&String::from_utf8_lossy(&command_line)) {
             found.push(pid);
         }
     }
     found.sort_unstable();
     Ok(found)
+}
+
+/// Processes of an instance's block service: the server and the holder of its mount.
+fn block_service(instance: &str) -> Result<Vec<u32>> {
+    processes(|command_line| {
+        command_line.split('\0').next().is_some_and(|program| program.ends_with("aenv-stored"))
+            && (command_line.contains(&format!("--instance\0{instance}\0"))
+                || command_line.contains(&format!("/run/aenv/{instance}/")))
+    })
+}
+
+/// The process of an instance's block service that answers requests.
+///
+/// # Errors
+/// When there is none.
+pub fn block_server_of(instance: &str) -> Result<u32> {
+    let server = processes(|command_line| {
+        command_line.split('\0').next().is_some_and(|program| program.ends_with("aenv-stored"))
+            && command_line.contains("\0serve\0")
+            && command_line.contains(&format!("--instance\0{instance}\0"))
+    })?;
+    server.first().copied().with_context(|| format!("instance {instance} has no block service"))
 }
 
 fn names(directory: &Path, prefix: &str) -> Result<Vec<String>> {
