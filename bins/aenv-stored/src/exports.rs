@@ -11,7 +11,7 @@ use aenv_export::fuse::FuseExporter;
 use aenv_export::ublk::{Settings as UblkSettings, UblkExporter};
 use aenv_export::{Content, Export, ExportError, Exporter};
 use aenv_storage::service::{ExportView, Name};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 /// For a holder to be started, or for a daemon that was just killed to be gone.
@@ -69,6 +69,12 @@ impl Exports {
     /// How new disks are exported.
     pub(crate) fn disks_by(&self) -> Way {
         self.disks_by
+    }
+
+    /// Whether the kernel has a block device of this number, which may be another instance's: the numbers of ublk are those of
+    /// the whole host.
+    pub(crate) fn is_on_host(&self, number: u32) -> bool {
+        self.ublk.is_ok() && Path::new(&format!("/dev/ublkc{number}")).exists()
     }
 
     fn exporter(&self, way: Way) -> Result<&dyn Exporter, Failure> {

@@ -28,9 +28,15 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    /// Goes on where the last process of the boot `boot` was; `used` are the numbers of records.
-    pub(crate) fn open(path: PathBuf, boot: &str, used: impl Iterator<Item = u32>) -> Result<Self, Failure> {
-        let beyond = used.max().map_or(1, |last| last.saturating_add(1));
+    /// Goes on where the last process of the boot `boot` was; `used` are the numbers of records. The numbers of a new
+    /// `instance` begin where those of others hardly do: two that are made at the same moment must not get the same one.
+    pub(crate) fn open(
+        path: PathBuf,
+        boot: &str,
+        instance: &str,
+        used: impl Iterator<Item = u32>,
+    ) -> Result<Self, Failure> {
+        let beyond = used.max().map_or_else(|| first_of(instance), |last| last.saturating_add(1));
         let stored = match std::fs::read(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
             read => match serde_json::from_slice::<Stored>(&read.map_err(Failure::io("read", &path))?) {
@@ -68,6 +74,14 @@ impl Numbers {
     }
 }
 
+/// One of 1023 places to begin, by the name: FNV-1a, as it has to be the same in every build.
+fn first_of(instance: &str) -> u32 {
+    let hash = instance
+        .bytes()
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    (hash % 1023) * 1024 + 1
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,7 +91,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("numbers.json");
         let open =
-            |boot: &str, used: &[u32]| Numbers::open(path.clone(), boot, used.iter().copied()).unwrap();
+            |boot: &str, used: &[u32]| Numbers::open(path.clone(), boot, "a", used.iter().copied()).unwrap();
         let numbers = open("b1", &[4]);
         assert_eq!(numbers.take(|_| false).unwrap(), 5);
         assert_eq!(numbers.take(|number| number == 6).unwrap(), 7);
@@ -85,13 +99,14 @@ mod tests {
         assert_eq!(open("b1", &[]).take(|_| false).unwrap(), 8);
         assert_eq!(open("b2", &[2]).take(|_| false).unwrap(), 3);
         std::fs::write(&path, "").unwrap();
-        assert_eq!(open("b2", &[]).take(|_| false).unwrap(), 1);
+        assert_eq!(open("b2", &[]).take(|_| false).unwrap(), first_of("a"));
+        assert_ne!(first_of("a"), first_of("b"));
     }
 
     #[test]
     fn numbers_begin_again_at_the_end_and_run_out_only_when_all_are_used() {
         let directory = tempfile::tempdir().unwrap();
-        let numbers = Numbers::open(directory.path().join("n"), "b", std::iter::once(LAST - 1)).unwrap();
+        let numbers = Numbers::open(directory.path().join("n"), "b", "a", std::iter::once(LAST - 1)).unwrap();
         assert_eq!(numbers.take(|_| false).unwrap(), LAST);
         assert_eq!(numbers.take(|number| number == 1).unwrap(), 2);
         assert!(numbers.take(|_| true).is_err());

@@ -64,7 +64,8 @@ fn recover(options: &ServeOptions, directories: &Directories) -> Result<Service>
     let layers = Layers::new(options.cache_bytes);
     let boot =
         std::fs::read_to_string("/proc/sys/kernel/random/boot_id").context("cannot read the boot id")?;
-    let service = Service::recover(directories.clone(), layers, exports, boot.trim())?;
+    let service =
+        Service::recover(directories.clone(), layers, exports, boot.trim(), &options.instance.instance)?;
     service.start()?;
     let status = service.status();
     tracing::info!(

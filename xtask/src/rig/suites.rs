@@ -76,6 +76,7 @@ const SUITES: &[Suite] = &[
         programs: &[
             TestProgram { package: "aenv-e2e", target: "faults" },
             TestProgram { package: "aenv-e2e", target: "limits" },
+            TestProgram { package: "aenv-e2e", target: "storage" },
         ],
         full_only: &[
             TestProgram { package: "aenv-e2e", target: "guest" },
@@ -100,7 +101,10 @@ const SUITES: &[Suite] = &[
             "AENV_START_WAIT_SECONDS=110",
         ],
         programs: &[],
-        full_only: &[TestProgram { package: "aenv-e2e", target: "lifecycle" }],
+        full_only: &[
+            TestProgram { package: "aenv-e2e", target: "lifecycle" },
+            TestProgram { package: "aenv-e2e", target: "sharing" },
+        ],
         processors: 1,
     },
 ];

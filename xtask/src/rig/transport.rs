@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// Sizes of disks are counted in these.
 const SECTOR_BYTES: u64 = 512;
 /// Programs of the project that are always brought in.
-const PROGRAMS: &[&str] = &["aenv", "aenv-node", "xtask"];
+const PROGRAMS: &[&str] = &["aenv", "aenv-node", "aenv-stored", "xtask"];
 /// What the rig's PID 1 reads.
 const RIG_RUN: &str = "run/rig";
 

@@ -40,7 +40,8 @@ impl Service {
             drop((table, collecting));
             return self.made_before(&existing, &record);
         }
-        record.number = self.numbers.take(|number| table.uses_number(number))?;
+        record.number =
+            self.numbers.take(|number| table.uses_number(number) || self.exports.is_on_host(number))?;
         let entry = DiskEntry::new(record.name.clone(), Some(record.clone()), DiskLife::Making);
         let operation = lock(&entry.operation);
         table.disks.insert(record.name.clone(), Arc::clone(&entry));

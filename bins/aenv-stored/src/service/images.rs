@@ -35,7 +35,8 @@ impl Service {
             drop((table, collecting));
             return self.image_made_before(&existing, &record);
         }
-        record.number = self.numbers.take(|number| table.uses_number(number))?;
+        record.number =
+            self.numbers.take(|number| table.uses_number(number) || self.exports.is_on_host(number))?;
         let entry = ImageEntry::new(record.name.clone(), Some(record.clone()), ImageLife::Making);
         let operation = lock(&entry.operation);
         table.images.insert(record.name.clone(), Arc::clone(&entry));

@@ -35,10 +35,11 @@ impl Service {
         layers: Layers,
         exports: Exports,
         boot: &str,
+        instance: &Name,
     ) -> Result<Self, Failure> {
         let (disks, images) = (read_disks(&directories)?, read_images(&directories)?);
         let used = disks.iter().filter_map(number_of_disk).chain(images.iter().filter_map(number_of_image));
-        let numbers = Numbers::open(directories.numbers(), boot, used)?;
+        let numbers = Numbers::open(directories.numbers(), boot, instance.as_str(), used)?;
         let (table, collecting) = (Mutex::new(Table::default()), RwLock::new(()));
         let service = Self { directories, layers, exports, numbers, table, collecting };
         let half_done = service.enter_disks(disks)?;
