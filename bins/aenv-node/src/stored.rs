@@ -11,7 +11,7 @@
 
 use crate::arguments::{DisksChoice, Instance, StoredOptions};
 use aenv_orchestrator::{DiskCopies, DiskSettings};
-use aenv_storage::service::{Client, ServiceError};
+use aenv_storage::block_service::{Client, ServiceError};
 use aenv_sys::process::{Detached, Isolation, PidFd};
 use anyhow::{Context as _, Result, bail};
 use std::fs::File;

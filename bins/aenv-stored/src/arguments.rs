@@ -1,6 +1,6 @@
 //! Arguments and environment variables of the block service. Values only.
 
-use aenv_storage::service::Name;
+use aenv_storage::block_service::Name;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 

@@ -13,7 +13,7 @@
 //! Owns the lock. Knows nothing of what the files contain.
 
 use crate::failure::Failure;
-use aenv_storage::service::Name;
+use aenv_storage::block_service::Name;
 use std::fs::{File, Permissions, TryLockError};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
@@ -196,7 +196,7 @@ pub(crate) fn stored_bytes(path: &Path) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use aenv_storage::service::ErrorCode;
+    use aenv_storage::block_service::ErrorCode;
 
     #[test]
     fn a_data_directory_has_one_user() {

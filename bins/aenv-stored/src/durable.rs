@@ -4,7 +4,7 @@
 //! Owns nothing but the fact that it was done.
 
 use crate::directories::{Directories, make_durable};
-use aenv_storage::service::Name;
+use aenv_storage::block_service::Name;
 use aenv_storage::{BlockDevice, Image, StorageError};
 use std::path::PathBuf;
 use std::sync::Arc;

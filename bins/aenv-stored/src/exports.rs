@@ -10,7 +10,7 @@ use crate::records::Way;
 use aenv_export::fuse::FuseExporter;
 use aenv_export::ublk::{Settings as UblkSettings, UblkExporter};
 use aenv_export::{Content, Export, ExportError, Exporter};
-use aenv_storage::service::{ExportView, Name};
+use aenv_storage::block_service::{ExportView, Name};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 

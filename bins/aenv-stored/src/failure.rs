@@ -2,7 +2,7 @@
 
 use aenv_export::ExportError;
 use aenv_storage::StorageError;
-use aenv_storage::service::{ErrorBody, ErrorCode};
+use aenv_storage::block_service::{ErrorBody, ErrorCode};
 use std::io;
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! The control interface: routes, bodies and statuses. Decides nothing; each call runs on a thread that may block.
 
+use crate::block_service::Service;
 use crate::failure::Failure;
-use crate::service::Service;
-use aenv_storage::service::{
+use aenv_storage::block_service::{
     CollectGarbage, CreateDisk, CreateImage, ErrorCode, InvalidName, Name, SealDisk,
 };
 use axum::Json;

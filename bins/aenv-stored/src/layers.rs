@@ -11,11 +11,11 @@
 use crate::failure::Failure;
 use crate::locks::lock;
 use aenv_storage::blob::FileBlob;
+use aenv_storage::block_service::{CacheView, LayerRef};
 use aenv_storage::cache::BlockCache;
 use aenv_storage::chain::LayerChain;
 use aenv_storage::layer::Layer;
 use aenv_storage::open::open_layer_blob;
-use aenv_storage::service::{CacheView, LayerRef};
 use aenv_storage::top::{SealedTop, StackedImage};
 use aenv_storage::{EmptyImage, Image, RawImage};
 use std::collections::HashMap;

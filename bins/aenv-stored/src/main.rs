@@ -4,6 +4,7 @@
 //! the kernel, and the next process takes them over.
 
 mod arguments;
+mod block_service;
 mod directories;
 mod durable;
 mod exports;
@@ -17,7 +18,6 @@ mod output;
 mod purge;
 mod records;
 mod serve;
-mod service;
 
 use arguments::{Arguments, Task};
 use clap::Parser;

@@ -12,7 +12,7 @@
 
 use crate::directories::{Directories, replace_file};
 use crate::failure::Failure;
-use aenv_storage::service::{LayerRef, Name};
+use aenv_storage::block_service::{LayerRef, Name};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::Path;

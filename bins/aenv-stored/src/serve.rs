@@ -6,11 +6,11 @@
 //! The end stops nothing but this process: requests of guests wait in the kernel for the next one.
 
 use crate::arguments::{LogFormat, ServeOptions};
+use crate::block_service::{Service, compaction};
 use crate::directories::{Directories, remove_file};
 use crate::exports::Exports;
 use crate::http;
 use crate::layers::Layers;
-use crate::service::{Service, compaction};
 use anyhow::{Context as _, Result};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;

@@ -2,11 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helping functions too")]
 
-mod common;
+mod daemon;
 
 use aenv_storage::BLOCK_BYTES;
-use aenv_storage::service::{CollectGarbage, CreateDisk, CreateImage, DiskState, LayerRef, ServiceError};
-use common::{DISK_BYTES, Direct, Stored, content, name, request, stored_bytes};
+use aenv_storage::block_service::{
+    CollectGarbage, CreateDisk, CreateImage, DiskState, LayerRef, ServiceError,
+};
+use daemon::{DISK_BYTES, Direct, Stored, content, name, request, stored_bytes};
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 

@@ -2,11 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helping functions too")]
 
-mod common;
+mod daemon;
 
 use aenv_storage::BLOCK_BYTES;
-use aenv_storage::service::{CreateImage, DiskState, DiskView, LayerRef, ServiceError};
-use common::{Direct, PATIENCE, Stored, content, name, request, stored_bytes};
+use aenv_storage::block_service::{CreateImage, DiskState, DiskView, LayerRef, ServiceError};
+use daemon::{Direct, PATIENCE, Stored, content, name, request, stored_bytes};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use std::fs::File;

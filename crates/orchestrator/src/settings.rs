@@ -39,7 +39,7 @@ pub enum DiskSettings {
     /// As files of the data directory that share blocks.
     Reflink(DiskCopies),
     /// By the block service, which works on the same data directory.
-    Service(Box<aenv_storage::service::Client>),
+    Service(Box<aenv_storage::block_service::Client>),
 }
 
 /// How long each kind of step may take before it counts as failed.

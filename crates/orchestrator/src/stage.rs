@@ -7,7 +7,7 @@ use crate::random::NoRandomness;
 use crate::view::Stage;
 use aenv_network::NetworkError;
 use aenv_storage::StorageError;
-use aenv_storage::service::ServiceError;
+use aenv_storage::block_service::ServiceError;
 use aenv_vmm::VmmError;
 use std::time::Duration;
 use tokio::time::Instant;

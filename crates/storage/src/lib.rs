@@ -10,6 +10,7 @@
 //! | [`MemoryImage`] | flat, sparse, of the guest's memory size | written once, sealed, mapped privately by any number of VMs |
 
 pub mod blob;
+pub mod block_service;
 pub mod cache;
 pub mod chain;
 pub mod commit;
@@ -24,7 +25,6 @@ pub mod merge;
 pub mod open;
 mod raw_file;
 pub mod raw_image;
-pub mod service;
 pub mod stored_form;
 pub mod tar_wrap;
 pub mod top;

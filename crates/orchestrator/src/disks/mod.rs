@@ -12,19 +12,19 @@
 //!
 //! Every call may be repeated. Nothing here knows sandboxes, captures or templates beyond the names it is given.
 
+mod block_service;
 mod copy;
 mod reflink;
-mod service;
 
+pub(crate) use block_service::ServiceDisks;
 pub(crate) use copy::clone_blocking;
 pub(crate) use reflink::ReflinkDisks;
-pub(crate) use service::ServiceDisks;
 
 use crate::data_dir::DataDir;
 use crate::settings::{DiskSettings, StartError};
 use crate::stage::Cause;
 use aenv_protocol::ids::{SandboxId, TemplateId};
-use aenv_storage::service::LayerRef;
+use aenv_storage::block_service::LayerRef;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;

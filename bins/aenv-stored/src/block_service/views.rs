@@ -5,7 +5,7 @@ use super::table::{DiskEntry, DiskLife, ImageEntry, ImageLife};
 use super::tops::{name_of, name_of_id};
 use crate::failure::Failure;
 use crate::locks::lock;
-use aenv_storage::service::{
+use aenv_storage::block_service::{
     DiskList, DiskState, DiskView, ImageList, ImageView, Name, StalledView, Status, TopView,
 };
 use std::sync::Arc;

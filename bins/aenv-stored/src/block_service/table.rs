@@ -2,8 +2,8 @@
 
 use crate::layers::file_of;
 use crate::records::{DiskRecord, ImageRecord};
+use aenv_storage::block_service::{LayerRef, Name};
 use aenv_storage::layered_disk::LayeredDisk;
-use aenv_storage::service::{LayerRef, Name};
 use aenv_storage::top::SealedTop;
 use aenv_storage::{BlockDevice, Image};
 use std::collections::{BTreeMap, BTreeSet};

@@ -6,7 +6,7 @@ use super::Service;
 use crate::directories::{remove_file, remove_tree, stored_bytes};
 use crate::failure::Failure;
 use crate::locks::lock;
-use aenv_storage::service::{CollectGarbage, Collected, Name};
+use aenv_storage::block_service::{CollectGarbage, Collected, Name};
 use std::collections::BTreeSet;
 use std::fs::Metadata;
 use std::path::{Path, PathBuf};

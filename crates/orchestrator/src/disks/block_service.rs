@@ -12,7 +12,7 @@ use super::{Base, CaptureName, Disks};
 use crate::settings::StartError;
 use crate::stage::Cause;
 use aenv_protocol::ids::SandboxId;
-use aenv_storage::service::{
+use aenv_storage::block_service::{
     Client, CollectGarbage, CreateDisk, CreateImage, DiskState, LayerRef, Name, ServiceError,
 };
 use async_trait::async_trait;

@@ -8,7 +8,7 @@ use crate::locks::lock;
 use crate::records::{ImageRecord, Stage};
 use aenv_export::{Content, Export};
 use aenv_storage::Image;
-use aenv_storage::service::{CreateImage, ImageView, Name};
+use aenv_storage::block_service::{CreateImage, ImageView, Name};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 

@@ -23,7 +23,7 @@ use crate::locks::lock;
 use crate::numbers::Numbers;
 use crate::records::{DiskRecord, Found, ImageRecord, Stage, read_disks, read_images};
 use aenv_export::Content;
-use aenv_storage::service::{LayerRef, Name};
+use aenv_storage::block_service::{LayerRef, Name};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, RwLock};

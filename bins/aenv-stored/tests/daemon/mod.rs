@@ -3,8 +3,8 @@
 //! Owns the processes and the directory; dropped, it purges and checks that nothing is left.
 #![allow(dead_code, reason = "each test program uses its part")]
 
+use aenv_storage::block_service::{Client, CreateDisk, DiskView, LayerRef, Name};
 use aenv_storage::commit::{LayerOptions, Source, write_layer_file};
-use aenv_storage::service::{Client, CreateDisk, DiskView, LayerRef, Name};
 use aenv_storage::{BLOCK_BYTES, RawImage};
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};

@@ -8,8 +8,8 @@ use crate::failure::Failure;
 use crate::locks::lock;
 use crate::records::{DiskRecord, Stage};
 use aenv_export::{Content, Export};
+use aenv_storage::block_service::{CreateDisk, DiskView, Name};
 use aenv_storage::layered_disk::LayeredDisk;
-use aenv_storage::service::{CreateDisk, DiskView, Name};
 use aenv_storage::{BLOCK_BYTES, BlockDevice};
 use std::sync::{Arc, PoisonError};
 

@@ -30,7 +30,7 @@ use crate::layers::{Layers, Resolved};
 use crate::locks::lock;
 use crate::numbers::Numbers;
 use aenv_storage::Image;
-use aenv_storage::service::LayerRef;
+use aenv_storage::block_service::LayerRef;
 use std::sync::{Arc, Mutex, RwLock};
 use table::{DiskLife, Table};
 
