@@ -28,7 +28,12 @@ pub(crate) fn look(project: &Project, except: &str) -> Result<BTreeSet<String>> 
     }
     let test_dir = project.test_dir().display().to_string();
     let mounts = std::fs::read_to_string("/proc/self/mounts").context("cannot read the list of mounts")?;
-    for line in mounts.lines().filter(|line| line.contains(&test_dir) || line.contains("/run/aenv-t")) {
+    let exports_of_up = format!(" /run/aenv/{except}/");
+    for line in mounts.lines().filter(|line| {
+        line.contains(&test_dir)
+            || line.contains("/run/aenv-t")
+            || (line.contains(" /run/aenv/") && !line.contains(&exports_of_up))
+    }) {
         found.insert(format!("mount {line}"));
     }
     let loops = output_of(Command::new("losetup").args(["--noheadings", "--output", "NAME,BACK-FILE"]))?;
@@ -72,9 +77,14 @@ fn vmm_processes() -> Result<Vec<(u32, String)>> {
     Ok(found)
 }
 
-/// The name behind QEMU's `-name`, or behind `--id` of Firecracker or its jailer, if it is one that we give.
+/// The name behind QEMU's `-name`, or behind `--id` of Firecracker or its jailer, if it is one that we give; a block service by
+/// its instance.
 fn vm_name(arguments: &[impl AsRef<str>]) -> Option<String> {
     let program = arguments.first()?.as_ref();
+    if program.ends_with("aenv-stored") {
+        let at = arguments.iter().position(|argument| argument.as_ref() == "--instance")?;
+        return Some(format!("aenv-{}-block-service", arguments.get(at + 1)?.as_ref()));
+    }
     if program.ends_with("firecracker") || program.ends_with("jailer") {
         let at = arguments.iter().position(|argument| argument.as_ref() == "--id")?;
         return Some(format!("aenv-{}", arguments.get(at + 1)?.as_ref()));
@@ -109,5 +119,7 @@ mod tests {
         assert_eq!(vm_name(&["qemu", "-name", "other"]), None);
         assert_eq!(vm_name(&["/firecracker", "--id", "t-i1"]).as_deref(), Some("aenv-t-i1"));
         assert_eq!(vm_name(&["docker", "--id", "t-i1"]), None);
+        let served = ["aenv-stored", "serve", "--instance", "t"];
+        assert_eq!(vm_name(&served).as_deref(), Some("aenv-t-block-service"));
     }
 }
