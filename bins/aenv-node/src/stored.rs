@@ -47,7 +47,8 @@ pub(crate) async fn disks(instance: &Instance, stopping: CancellationToken) -> R
     Ok(DiskSettings::Service(Box::new(client)))
 }
 
-/// Ends the block service of an instance and removes what it exports and stores for VMs. Tells what there was.
+/// Ends the block service of an instance and removes what it exports and stores for VMs; the disks of captures stay. Tells
+/// what there was.
 pub(crate) async fn purge(instance: &Instance) -> Result<Vec<String>> {
     let service = Service::of(instance);
     if !service.has_traces() {
@@ -97,7 +98,8 @@ fn refuse_leftovers(instance: &Instance) -> Result<()> {
     };
     if left {
         bail!(
-            "{} holds disks of the block service: choose AENV_DISKS=service, or remove them with `aenv-node purge`",
+            "{} holds disks of the block service: choose AENV_DISKS=service, or remove them with `aenv-node purge`, then \
+             those of captures with `aenv-stored purge --all`",
             directory.display()
         );
     }

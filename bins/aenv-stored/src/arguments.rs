@@ -16,8 +16,11 @@ pub(crate) struct Arguments {
 pub(crate) enum Task {
     /// Serve until SIGTERM or SIGINT; guests wait meanwhile for the next start
     Serve(ServeOptions),
-    /// Remove every disk, image and export of this instance, and end the process that holds its mount; the service must not be running
-    Purge(Instance),
+    /// Remove every export and disk of this instance, and end the process that holds its mount; the service must not be running
+    ///
+    /// Images that are not exported stay, with the sealed tops that they are made of: they are what sandboxes are made of,
+    /// not what a sandbox uses. Layer files always stay: they go with the data directory.
+    Purge(PurgeOptions),
     /// Keep a FUSE mount alive for `serve`, which starts this by itself
     #[command(hide = true)]
     HoldFuse(HoldOptions),
@@ -45,6 +48,15 @@ impl Instance {
 }
 
 #[derive(Debug, Clone, Args)]
+pub(crate) struct PurgeOptions {
+    #[command(flatten)]
+    pub(crate) instance: Instance,
+    /// Remove images that are not exported, too
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
+#[derive(Debug, Clone, Args)]
 pub(crate) struct ServeOptions {
     #[command(flatten)]
     pub(crate) instance: Instance,
@@ -54,6 +66,9 @@ pub(crate) struct ServeOptions {
     /// Memory for decompressed blocks of layers, shared by all disks and images, in bytes
     #[arg(long, env = "AENV_CACHE_BYTES", default_value_t = 256 << 20, value_parser = clap::value_parser!(u64).range(1 << 20..=1 << 40))]
     pub(crate) cache_bytes: u64,
+    /// Time between two looks for disks with so many sealed tops that they are to be merged, in seconds
+    #[arg(long, env = "AENV_COMPACTION_SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) compaction_seconds: u64,
     /// Form of the log on standard error
     #[arg(long, env = "AENV_LOG", value_enum, default_value = "text")]
     pub(crate) log: LogFormat,
@@ -96,9 +111,13 @@ mod tests {
 
     #[test]
     fn a_bad_value_is_refused_by_its_name() {
-        for (argument, value) in
-            [("--instance", "a/b"), ("--cache-bytes", "0"), ("--export", "nbd"), ("--log", "xml")]
-        {
+        for (argument, value) in [
+            ("--instance", "a/b"),
+            ("--cache-bytes", "0"),
+            ("--compaction-seconds", "0"),
+            ("--export", "nbd"),
+            ("--log", "xml"),
+        ] {
             let error =
                 Arguments::try_parse_from(["aenv-stored", "serve", argument, value]).unwrap_err().to_string();
             assert!(error.contains(argument), "{error}");

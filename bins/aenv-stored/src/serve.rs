@@ -15,6 +15,7 @@ use anyhow::{Context as _, Result};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -43,7 +44,8 @@ pub(crate) async fn serve(options: ServeOptions, protected: std::io::Result<()>)
     let _lock = directories.lock()?;
     let service = tokio::task::block_in_place(|| recover(&options, &directories))?;
     let service = Arc::new(service);
-    compaction::start(&service).context("cannot start the thread that merges tops")?;
+    compaction::start(&service, Duration::from_secs(options.compaction_seconds))
+        .context("cannot start the thread that merges tops")?;
     let listener = listen(&directories.socket())?;
     let router = http::router(service);
     tracing::info!(socket = %directories.socket().display(), "serving");

@@ -6,7 +6,9 @@ use crate::failure::{Exit, Failure};
 use crate::settings::{ApiKey, BaseUrl, Settings};
 use crate::transport::{RequestBody, Transport, TransportError, empty_body, error_text, full_body};
 use aenv_protocol::ids::SandboxId;
-use aenv_protocol::rest::{ListedSandbox, NewSandbox, Sandbox, SandboxDetail, Template, TimeoutRequest};
+use aenv_protocol::rest::{
+    CollectedGarbage, ListedSandbox, NewSandbox, Sandbox, SandboxDetail, Template, TimeoutRequest,
+};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -18,6 +20,8 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// A create without a standby, on a loaded machine without KVM, may restore for long.
 const CREATE_PATIENCE: Duration = Duration::from_secs(300);
+/// The node gives its block service a minute.
+const COLLECT_PATIENCE: Duration = Duration::from_secs(90);
 /// Most sandboxes that one page of a listing holds. Source: E2B's API.
 const PAGE: usize = 100;
 /// A listing longer than this many pages does not end.
@@ -162,6 +166,12 @@ impl ApiClient {
     pub(crate) async fn templates(&self) -> Result<Vec<Template>, ApiError> {
         let request = self.request(Method::GET, "/templates", None::<&()>)?;
         self.ask(request, PATIENCE).await.and_then(|answer| self.read(&answer))
+    }
+
+    /// Removes stored layers that nothing is made of.
+    pub(crate) async fn collect_garbage(&self) -> Result<CollectedGarbage, ApiError> {
+        let request = self.request(Method::POST, "/storage/gc", None::<&()>)?;
+        self.ask(request, COLLECT_PATIENCE).await.and_then(|answer| self.read(&answer))
     }
 
     fn request(

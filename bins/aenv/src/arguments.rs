@@ -81,14 +81,26 @@ pub(crate) enum Command {
     Inspect(InspectArguments),
     /// Examine this machine, the API and the key, and say what to do about what is wrong
     Doctor,
-    /// Look at layer files of this machine, take images out of them, make new ones; needs no node
+    /// Look at layer files of this machine, take images out of them, make new ones; only `gc` asks a node
     #[command(subcommand)]
     Layer(LayerCommand),
 }
 
-/// Commands about layer files.
+/// Commands about layers.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LayerCommand {
+    #[command(flatten)]
+    Files(LayerFileCommand),
+    /// Let the node remove stored layers that nothing is made of
+    ///
+    /// Layers of sandboxes, captures and templates stay, also of those that are being made. Ends with 1 on a node whose
+    /// disks are no layers (AENV_DISKS=reflink).
+    Gc,
+}
+
+/// Commands about layer files of this machine.
+#[derive(Debug, Subcommand)]
+pub(crate) enum LayerFileCommand {
     /// Show what layer files say of themselves
     Info(LayerInfoArguments),
     /// Read layer files to their end: every checksum and every mapping

@@ -17,7 +17,7 @@ mod output;
 mod settings;
 mod transport;
 
-use arguments::{Arguments, Command};
+use arguments::{Arguments, Command, LayerCommand};
 use clap::Parser;
 use commands::Context;
 use failure::{Exit, Failure};
@@ -60,7 +60,9 @@ async fn dispatch(arguments: Arguments, printer: Printer) -> Result<Exit, Failur
     let Arguments { global, command } = arguments;
     // Files of this machine need no node, no key and no settings.
     let command = match command {
-        Command::Layer(command) => return commands::layer::run(printer, command).await,
+        Command::Layer(LayerCommand::Files(command)) => {
+            return commands::layer::run(printer, command).await;
+        }
         command => command,
     };
     let overrides =
@@ -82,6 +84,7 @@ async fn dispatch(arguments: Arguments, printer: Printer) -> Result<Exit, Failur
         Command::Download(arguments) => commands::files::download(&context, arguments).await,
         Command::Inspect(arguments) => commands::inspect::run(&context, arguments).await,
         Command::Doctor => commands::doctor::run(&context).await,
-        Command::Layer(command) => commands::layer::run(printer, command).await,
+        Command::Layer(LayerCommand::Files(command)) => commands::layer::run(printer, command).await,
+        Command::Layer(LayerCommand::Gc) => commands::layer::collect_garbage(&context).await,
     }
 }

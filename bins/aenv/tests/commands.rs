@@ -218,6 +218,29 @@ fn an_unknown_template_is_told_with_the_command_that_lists_them() {
 }
 
 #[test]
+fn garbage_is_collected_by_the_node_and_what_went_is_shown() {
+    let collected = json!({"captures": 1, "layers": 2, "directories": 0, "bytes": 3 << 20});
+    let answered = collected.clone();
+    let node = FakeNode::start(move |_| json_answer(200, &answered));
+    let piped = node.run(["layer", "gc"]);
+    assert_eq!(piped.code, Some(0), "{piped:?}");
+    assert_eq!(serde_json::from_str::<Value>(&piped.stdout).unwrap(), collected);
+    assert!(node.asked()[0].is("POST", "/storage/gc"));
+    assert_eq!(node.asked()[0].header("x-api-key"), KEY);
+    let shown = on_terminal(&node.command(["layer", "gc"]));
+    for text in ["CAPTURES", "LAYERS", "DIRECTORIES", "3.00 MiB"] {
+        assert!(shown.stdout.contains(text), "{text}: {}", shown.stdout);
+    }
+
+    let reflink = FakeNode::start(|_| error_answer(409, "this node's disks are files that share blocks"));
+    let refused = reflink.run(["layer", "gc"]);
+    assert_eq!((refused.code, refused.stdout.as_str()), (Some(1), ""), "{refused:?}");
+    assert!(refused.stderr.contains("files that share blocks"), "{}", refused.stderr);
+    let unset = ended(bare_command(["layer", "gc"]).output().unwrap());
+    assert_eq!(unset.code, Some(2), "{unset:?}");
+}
+
+#[test]
 fn inspect_does_not_show_the_secret() {
     let node = FakeNode::start(|_| json_answer(200, &sandbox(ID, "running")));
     let ended = node.run(["inspect", ID]);

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  accept ─▶ server ─┬─ aimed at a sandbox ─▶ proxy::forward ─▶ pool of the sandbox's lifecycle ─▶ guest port
-//!                    └─ everything else ────▶ router ─▶ auth ─▶ sandboxes | templates ─▶ Orchestrator
+//!                    └─ everything else ────▶ router ─▶ auth ─▶ sandboxes | templates | storage ─▶ Orchestrator
 //! ```
 //!
 //! Owns the connections of clients and the kept connections into guests; all state of sandboxes is the orchestrator's.
@@ -18,6 +18,7 @@ mod router;
 mod sandboxes;
 mod server;
 mod settings;
+mod storage;
 mod templates;
 
 pub use router::router;

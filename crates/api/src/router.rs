@@ -2,7 +2,7 @@
 
 use crate::error::Failure;
 use crate::settings::Settings;
-use crate::{auth, sandboxes, templates};
+use crate::{auth, sandboxes, storage, templates};
 use aenv_orchestrator::Orchestrator;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
@@ -35,6 +35,7 @@ pub fn router(orchestrator: Orchestrator, settings: Settings) -> Router {
         .route("/templates", get(templates::list_v1))
         .route("/v2/templates", get(templates::list_v2))
         .route("/templates/aliases/{alias}", get(templates::find_alias))
+        .route("/storage/gc", post(storage::collect_garbage))
         .route_layer(from_fn_with_state(state.clone(), auth::require_key))
         .route("/health", get(health))
         .route_layer(from_fn(log_request))

@@ -10,6 +10,7 @@ mod create;
 mod data_dir;
 mod disks;
 pub mod error;
+mod garbage;
 mod greeting;
 mod guest_channel;
 mod journal;
@@ -37,7 +38,8 @@ pub use purge::{HeldDataDir, hold_data_dir};
 pub use settings::{Deadlines, DiskCopies, DiskSettings, GuestArtifacts, Parts, Settings, StartError};
 pub use template::{ImportError, Imported, import_template};
 pub use view::{
-    CreateRequest, Created, Dial, Route, SandboxState, SandboxView, Stage, TemplateState, TemplateView, Tier,
+    Collected, CreateRequest, Created, Dial, Route, SandboxState, SandboxView, Stage, TemplateState,
+    TemplateView, Tier,
 };
 
 /// Identity of the host's present boot, for [`Settings::host_boot_id`].

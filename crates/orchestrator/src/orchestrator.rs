@@ -2,12 +2,13 @@
 
 use crate::create;
 use crate::error::Error;
+use crate::garbage;
 use crate::node::Node;
 use crate::sandbox_task::Command;
-use crate::settings::{Parts, Settings, StartError};
+use crate::settings::{DiskSettings, Parts, Settings, StartError};
 use crate::startup;
 use crate::template::Progress;
-use crate::view::{CreateRequest, Created, Route, SandboxView, TemplateView};
+use crate::view::{Collected, CreateRequest, Created, Route, SandboxView, TemplateView};
 use aenv_protocol::ids::SandboxId;
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,6 +109,25 @@ impl Orchestrator {
     #[must_use]
     pub fn templates(&self) -> Vec<TemplateView> {
         self.node.templates.iter().map(|template| template.view()).collect()
+    }
+
+    /// Removes layers, and disks of captures, that nothing is made of. May be called at any time.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] where disks are files that share blocks, not layers; [`Error::Internal`] when the store of disks
+    /// fails: what it removed until then is gone, another call goes on.
+    pub async fn collect_garbage(&self) -> Result<Collected, Error> {
+        self.check_open()?;
+        match self.node.settings.disks {
+            DiskSettings::Service(_) => {
+                let collected = garbage::collect(&self.node).await;
+                collected.map_err(|failure| failure.into_error("removing what nothing is made of"))
+            }
+            DiskSettings::Reflink(_) => Err(Error::Conflict(
+                "this node's disks are files that share blocks (AENV_DISKS=reflink): there are no layers to collect"
+                    .to_owned(),
+            )),
+        }
     }
 
     /// Ends standbys and background work and frees the data directory. Running sandboxes stay, for the next process to

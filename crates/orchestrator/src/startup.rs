@@ -3,7 +3,8 @@
 
 use crate::admission::Admission;
 use crate::data_dir::DataDir;
-use crate::disks::{self, CaptureName, Disks};
+use crate::disks::{self, Disks};
+use crate::garbage;
 use crate::journal::{Journal, VmRecord};
 use crate::node::Node;
 use crate::pause::GrowingPause;
@@ -13,6 +14,7 @@ use crate::stage::timed;
 use crate::standby::{self, Targets};
 use crate::table::SandboxTable;
 use crate::template::{self, Capture, Progress, Template};
+use crate::view::Collected;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -79,7 +81,7 @@ async fn assemble(
         node.stopping.cancel();
         return Err(error);
     }
-    collect(&node).await?;
+    collect(&node).await;
     for template in &node.templates {
         node.tasks.spawn(make_ready(Arc::clone(&node), Arc::clone(template)));
     }
@@ -195,35 +197,15 @@ async fn forget_captures_without_disk(node: &Node) -> Result<(), StartError> {
 }
 
 /// Removes what the store of disks holds for captures and templates that are gone.
-async fn collect(node: &Arc<Node>) -> Result<(), StartError> {
-    let (dir, templates) = (node.dir.clone(), node.templates.clone());
-    let (captures, images) = blocking(move || {
-        let mut captures = BTreeSet::<CaptureName>::new();
-        for template in &templates {
-            let fail = |error: std::io::Error| StartError::DataDir {
-                action: "list the captures of",
-                path: template.dir.clone(),
-                reason: error.to_string(),
-            };
-            let keys = template::capture_keys(&template.dir).map_err(fail)?;
-            captures
-                .extend(keys.into_iter().map(|key| CaptureName { template: template.file.id.clone(), key }));
-        }
-        let images: BTreeSet<_> =
-            templates.iter().map(|template| dir.image(&template.file.rootfs_sha256)).collect();
-        Ok((captures, images))
-    })
-    .await?;
-    let limit = node.settings.deadlines.step;
-    match timed(limit, node.disks.collect(&captures, &images)).await.0 {
-        Ok(removed) if removed.is_empty() => {}
+async fn collect(node: &Arc<Node>) {
+    match garbage::collect(node).await {
+        Ok(removed) if removed == Collected::default() => {}
         Ok(removed) => tracing::info!(?removed, "removed disks of captures and templates that are gone"),
         // They only take room; the next start tries again.
-        Err(error) => {
-            tracing::warn!(%error, "disks of captures and templates that are gone could not be removed");
+        Err(failure) => {
+            tracing::warn!(%failure, "disks of captures and templates that are gone could not be removed");
         }
     }
-    Ok(())
 }
 
 async fn blocking<T: Send + 'static>(

@@ -153,6 +153,19 @@ pub struct TemplateView {
     pub warm: usize,
 }
 
+/// What was removed, because no sandbox, capture or template is made of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Disks of captures that are gone.
+    pub captures: u64,
+    /// Layer files.
+    pub layers: u64,
+    /// Directories that belonged to no disk.
+    pub directories: u64,
+    /// What the file system stored for layer files and directories, in bytes.
+    pub bytes: u64,
+}
+
 /// Opens TCP connections into one sandbox.
 #[async_trait::async_trait]
 pub trait Dial: Send + Sync + 'static {

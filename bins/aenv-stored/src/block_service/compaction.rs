@@ -14,24 +14,22 @@ use std::time::Duration;
 const LONG: usize = 16;
 /// The newest tops, which are most likely to be looked for by a child, stay as they are.
 const NEWEST: usize = 4;
-/// Between two looks at all disks.
-const PAUSE: Duration = Duration::from_secs(30);
 /// Priority of the thread among all processes; 19 is the lowest.
 const NICENESS: i32 = 15;
 
-/// Starts the thread; it ends with the service.
-pub(crate) fn start(service: &Arc<Service>) -> std::io::Result<()> {
+/// Starts the thread, which pauses between two looks at all disks; it ends with the service.
+pub(crate) fn start(service: &Arc<Service>, pause: Duration) -> std::io::Result<()> {
     let service = Arc::downgrade(service);
-    std::thread::Builder::new().name("compaction".to_owned()).spawn(move || run(&service)).map(drop)
+    std::thread::Builder::new().name("compaction".to_owned()).spawn(move || run(&service, pause)).map(drop)
 }
 
-fn run(service: &Weak<Service>) {
+fn run(service: &Weak<Service>, pause: Duration) {
     // Of this thread alone.
     if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
         tracing::warn!(%error, "compaction runs with the priority of everything else");
     }
     loop {
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(pause);
         match service.upgrade() {
             Some(service) => service.compact_long_chains(),
             None => return,

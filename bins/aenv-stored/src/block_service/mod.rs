@@ -20,7 +20,7 @@ mod garbage;
 mod images;
 mod recovery;
 mod table;
-mod tops;
+pub(crate) mod tops;
 mod views;
 
 use crate::directories::Directories;

@@ -147,7 +147,7 @@ pub(super) fn find(tops: &[Arc<SealedTop>], name: &Name) -> Option<Arc<SealedTop
 }
 
 /// What a top is called.
-pub(super) fn name_of(top: &SealedTop) -> Result<Name, Failure> {
+pub(crate) fn name_of(top: &SealedTop) -> Result<Name, Failure> {
     name_of_id(top.id())
 }
 
@@ -158,7 +158,7 @@ pub(super) fn name_of_id(id: [u8; 16]) -> Result<Name, Failure> {
 
 /// The sealed tops of a deleted disk. One that cannot be opened, the one that was written last among them, is left out; whoever
 /// is made of it says so.
-pub(super) fn open_kept(directory: &Path) -> Vec<Arc<SealedTop>> {
+pub(crate) fn open_kept(directory: &Path) -> Vec<Arc<SealedTop>> {
     let opened = boot().and_then(|boot| {
         let entries = std::fs::read_dir(directory).map_err(Failure::io("list", directory))?;
         let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
@@ -175,7 +175,7 @@ pub(super) fn open_kept(directory: &Path) -> Vec<Arc<SealedTop>> {
 }
 
 /// Removes all files of a deleted disk's tops but those of `used`.
-pub(super) fn keep_only(
+pub(crate) fn keep_only(
     directory: &Path,
     tops: Vec<Arc<SealedTop>>,
     used: &BTreeSet<Name>,

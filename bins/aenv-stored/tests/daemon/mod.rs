@@ -26,7 +26,17 @@ pub(crate) struct Stored {
 
 impl Stored {
     pub(crate) async fn start() -> Self {
+        Self::start_in(tempfile::tempdir().unwrap()).await
+    }
+
+    /// The same, with its data in another directory.
+    pub(crate) async fn start_on(data: &Path) -> Self {
         let directory = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(data, directory.path().join("data")).unwrap();
+        Self::start_in(directory).await
+    }
+
+    async fn start_in(directory: tempfile::TempDir) -> Self {
         let client = Client::new(&directory.path().join("run/stored.sock"), PATIENCE);
         let stored = Self { directory, client, process: Mutex::new(None) };
         std::fs::create_dir_all(stored.layers()).unwrap();
@@ -40,7 +50,9 @@ impl Stored {
         let mut running = self.process.lock().unwrap();
         assert!(running.is_none());
         let log = File::options().create(true).append(true).open(self.directory.path().join("log")).unwrap();
-        let process = self.command("serve").args(["--export", "fuse"]).stderr(log).spawn().unwrap();
+        let mut process = self.command("serve");
+        let process =
+            process.args(["--export", "fuse", "--compaction-seconds", "1"]).stderr(log).spawn().unwrap();
         *running = Some(process);
     }
 
@@ -126,7 +138,7 @@ impl Drop for Stored {
         if running {
             self.kill();
         }
-        let purged = self.command("purge").output().unwrap();
+        let purged = self.command("purge").arg("--all").output().unwrap();
         let leftovers = self.leftovers();
         if std::thread::panicking() {
             println!("{}\n{leftovers:?}", self.log());

@@ -1,4 +1,4 @@
-//! `aenv layer …`: layer files of this machine, without a node.
+//! `aenv layer …`: layer files of this machine, without a node; and `gc`, which a node does with its own.
 //!
 //! ```text
 //! info    open ─▶ what header, index and wrapping say
@@ -9,8 +9,11 @@
 //! Owns the threads that read, which end with the process. Must not know formats: the storage engine does.
 
 mod copy;
+mod gc;
 
-use crate::arguments::{LayerCommand, LayerInfoArguments, LayerVerifyArguments};
+pub(crate) use gc::collect_garbage;
+
+use crate::arguments::{LayerFileCommand, LayerInfoArguments, LayerVerifyArguments};
 use crate::commands::Interrupts;
 use crate::failure::{Exit, Failure};
 use crate::output::Printer;
@@ -31,12 +34,12 @@ const CACHE_BYTES: u64 = 64 << 20;
 const TICK: Duration = Duration::from_millis(100);
 
 /// Runs a command about layer files.
-pub(crate) async fn run(printer: Printer, command: LayerCommand) -> Result<Exit, Failure> {
+pub(crate) async fn run(printer: Printer, command: LayerFileCommand) -> Result<Exit, Failure> {
     match command {
-        LayerCommand::Info(arguments) => info(printer, arguments).await,
-        LayerCommand::Verify(arguments) => verify(printer, arguments).await,
-        LayerCommand::Export(arguments) => copy::export(printer, arguments).await,
-        LayerCommand::Import(arguments) => copy::import(printer, arguments).await,
+        LayerFileCommand::Info(arguments) => info(printer, arguments).await,
+        LayerFileCommand::Verify(arguments) => verify(printer, arguments).await,
+        LayerFileCommand::Export(arguments) => copy::export(printer, arguments).await,
+        LayerFileCommand::Import(arguments) => copy::import(printer, arguments).await,
     }
 }
 

@@ -148,6 +148,7 @@ async fn unknown_routes_methods_and_sandboxes_are_named() {
     harness.refused("GET", "/sandboxes/i1/nothing", "", 404, "GET /sandboxes/i1/nothing").await;
     harness.refused("PUT", "/sandboxes", "{}", 405, "PUT").await;
     harness.refused("POST", "/health", "", 405, "POST").await;
+    harness.refused("GET", "/storage/gc", "", 405, "GET").await;
     let long = "i".repeat(500);
     for id in ["iabsent", "..%2F..%2Fetc", "%00", "A", "%20", long.as_str()] {
         for (method, path, body) in [
@@ -163,6 +164,17 @@ async fn unknown_routes_methods_and_sandboxes_are_named() {
     }
     let answer = harness.call("GET", "/sandboxes/%FF", "").await;
     assert_eq!((answer.status, &answer.body["code"]), (StatusCode::BAD_REQUEST, &json!(400)));
+}
+
+#[tokio::test]
+async fn a_node_whose_disks_are_no_layers_has_none_to_collect() {
+    let harness = Harness::start(0).await;
+    let without_key = Request::post("/storage/gc").body(Body::empty()).unwrap();
+    assert_eq!(harness.send(without_key).await.status, StatusCode::UNAUTHORIZED);
+    let answer = harness.call("POST", "/storage/gc", "").await;
+    assert_eq!((answer.status, &answer.body["code"]), (StatusCode::CONFLICT, &json!(409)));
+    assert!(answer.body.to_string().contains("AENV_DISKS=reflink"), "{}", answer.body);
+    assert_eq!(answer.headers["should-retry"], "false");
 }
 
 #[tokio::test]

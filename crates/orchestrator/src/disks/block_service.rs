@@ -11,6 +11,7 @@
 use super::{Base, CaptureName, Disks};
 use crate::settings::StartError;
 use crate::stage::Cause;
+use crate::view::Collected;
 use aenv_protocol::ids::SandboxId;
 use aenv_storage::block_service::{
     Client, CollectGarbage, CreateDisk, CreateImage, DiskState, LayerRef, Name, ServiceError,
@@ -114,22 +115,20 @@ impl Disks for ServiceDisks {
         &self,
         captures: &BTreeSet<CaptureName>,
         images: &BTreeSet<PathBuf>,
-    ) -> Result<Vec<String>, Cause> {
+    ) -> Result<Collected, Cause> {
         let known = captures.iter().map(capture_name).collect::<Result<BTreeSet<_>, _>>()?;
-        let mut removed = Vec::new();
+        let mut removed = 0;
         for image in self.client.images().await?.images {
             if image.name.as_str().starts_with(CAPTURES) && !known.contains(&image.name) {
                 self.client.delete_image(&image.name).await?;
-                removed.push(format!("image {}", image.name));
+                tracing::info!(image = %image.name, "removed the disk of a capture that is gone");
+                removed += 1;
             }
         }
         let keep_layers = images.iter().cloned().collect();
         let collected = self.client.collect_garbage(&CollectGarbage { keep_layers }).await?;
-        if collected.layers > 0 || collected.directories > 0 {
-            let (layers, directories) = (collected.layers, collected.directories);
-            removed.push(format!("{layers} layers, {directories} directories, {} bytes", collected.bytes));
-        }
-        Ok(removed)
+        let (layers, directories, bytes) = (collected.layers, collected.directories, collected.bytes);
+        Ok(Collected { captures: removed, layers, directories, bytes })
     }
 }
 
@@ -158,6 +157,73 @@ impl From<ServiceError> for Cause {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http::{Request, Response};
+    use http_body_util::BodyExt as _;
+    use hyper::body::Incoming;
+    use hyper::server::conn::http1;
+    use hyper::service::service_fn;
+    use hyper_util::rt::TokioIo;
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+    use tokio::net::UnixListener;
+
+    /// Answers at a socket by `answer`, which is given method, path and body; remembers what it was asked.
+    fn service(
+        directory: &Path,
+        answer: impl Fn(&str, &str) -> String + Clone + Send + 'static,
+    ) -> (ServiceDisks, Arc<Mutex<Vec<String>>>) {
+        let socket = directory.join("stored.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&asked);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (answer, seen) = (answer.clone(), Arc::clone(&seen));
+                let serve = service_fn(move |request: Request<Incoming>| {
+                    let (answer, seen) = (answer.clone(), Arc::clone(&seen));
+                    async move {
+                        let what = format!("{} {}", request.method(), request.uri().path());
+                        let body = request.into_body().collect().await?.to_bytes();
+                        let body = String::from_utf8_lossy(&body).into_owned();
+                        seen.lock().unwrap().push(format!("{what} {body}"));
+                        Ok::<_, hyper::Error>(Response::new(answer(&what, &body)))
+                    }
+                });
+                tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), serve));
+            }
+        });
+        (ServiceDisks::new(Client::new(&socket, Duration::from_secs(20))), asked)
+    }
+
+    #[tokio::test]
+    async fn disks_of_captures_that_are_gone_are_collected_and_nothing_else() {
+        let known = CaptureName { template: "t1".parse().unwrap(), key: "present".to_owned() };
+        let directory = tempfile::tempdir().unwrap();
+        let (disks, asked) = service(directory.path(), |what, _| match what {
+            "GET /v1/images" => {
+                let image = |name: &str| {
+                    format!(
+                        r#"{{"name":"{name}","state":"ready","failure":null,"path":null,"number":1,"size":4096,"owner":0,"layers":[]}}"#
+                    )
+                };
+                let images = [image("c-t1-present"), image("c-t1-old"), image("memory")];
+                format!(r#"{{"images":[{}]}}"#, images.join(","))
+            }
+            "POST /v1/gc" => r#"{"layers":2,"directories":1,"bytes":8192}"#.to_owned(),
+            _ => "{}".to_owned(),
+        });
+        let images = BTreeSet::from([PathBuf::from("/data/storage/layers/image")]);
+        let collected = disks.collect(&BTreeSet::from([known]), &images).await.unwrap();
+        assert_eq!(collected, Collected { captures: 1, layers: 2, directories: 1, bytes: 8192 });
+        assert_eq!(
+            *asked.lock().unwrap(),
+            [
+                "GET /v1/images ",
+                "DELETE /v1/images/c-t1-old ",
+                r#"POST /v1/gc {"keep_layers":["/data/storage/layers/image"]}"#
+            ]
+        );
+    }
 
     #[test]
     fn names_of_captures_fit_and_are_told_apart() {

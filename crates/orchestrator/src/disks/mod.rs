@@ -23,6 +23,7 @@ pub(crate) use reflink::ReflinkDisks;
 use crate::data_dir::DataDir;
 use crate::settings::{DiskSettings, StartError};
 use crate::stage::Cause;
+use crate::view::Collected;
 use aenv_protocol::ids::{SandboxId, TemplateId};
 use aenv_storage::block_service::LayerRef;
 use async_trait::async_trait;
@@ -97,13 +98,13 @@ pub(crate) trait Disks: Send + Sync + 'static {
     /// Removes the disks of all VMs but `keep`; returns whose.
     async fn sweep(&self, keep: &BTreeSet<SandboxId>) -> Result<Vec<String>, Cause>;
 
-    /// Removes what belongs to captures that are not in `captures`, and images of templates that are not in `images`;
-    /// returns what it was, in words.
+    /// Removes what belongs to captures that are not in `captures`, and images of templates that are not in `images`. What
+    /// disks are made of stays.
     async fn collect(
         &self,
         captures: &BTreeSet<CaptureName>,
         images: &BTreeSet<PathBuf>,
-    ) -> Result<Vec<String>, Cause>;
+    ) -> Result<Collected, Cause>;
 }
 
 /// The store that the settings ask for.

@@ -7,12 +7,14 @@ use super::{Base, CaptureName, Disks};
 use crate::data_dir::DataDir;
 use crate::settings::{DiskCopies, StartError};
 use crate::stage::Cause;
+use crate::view::Collected;
 use aenv_protocol::ids::SandboxId;
 use aenv_storage::StorageError;
 use async_trait::async_trait;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// Name of the file in the directory of a capture.
@@ -102,19 +104,23 @@ impl Disks for ReflinkDisks {
         &self,
         _: &BTreeSet<CaptureName>,
         images: &BTreeSet<PathBuf>,
-    ) -> Result<Vec<String>, Cause> {
+    ) -> Result<Collected, Cause> {
         let (directory, images) = (self.dir.layers(), images.clone());
         blocking(move || {
-            let mut removed = Vec::new();
+            let mut collected = Collected::default();
             let list = |error| failed("list", &directory, error);
             for entry in std::fs::read_dir(&directory).map_err(list)? {
                 let path = entry.map_err(list)?.path();
                 if !images.contains(&path) {
+                    // POSIX counts in units of 512 bytes, whatever the filesystem's block size.
+                    let blocks = std::fs::symlink_metadata(&path).map_err(list)?.blocks();
                     remove(&path)?;
-                    removed.push(path.display().to_string());
+                    tracing::info!(path = %path.display(), "removed the image of a template that is gone");
+                    collected.layers += 1;
+                    collected.bytes = collected.bytes.saturating_add(blocks.saturating_mul(512));
                 }
             }
-            Ok(removed)
+            Ok(collected)
         })
         .await
     }
@@ -200,7 +206,8 @@ mod tests {
             std::fs::write(path, "x").unwrap();
         }
         let removed = disks.collect(&BTreeSet::new(), &BTreeSet::from([used.clone()])).await.unwrap();
-        assert_eq!(removed, [unused.display().to_string()]);
+        assert_eq!((removed.layers, removed.captures, removed.directories), (1, 0, 0));
+        assert!(removed.bytes > 0);
         assert!(used.exists() && !unused.exists());
     }
 

@@ -5,6 +5,7 @@
 
 mod error;
 mod sandbox;
+mod storage;
 mod template;
 
 pub use error::{ApiError, code};
@@ -12,4 +13,5 @@ pub use sandbox::{
     AutoResume, ConnectRequest, ListedSandbox, NewSandbox, OnTimeout, RefreshRequest, ResumeRequest, Sandbox,
     SandboxDetail, SandboxLifecycle, SandboxState, TimeoutRequest,
 };
+pub use storage::CollectedGarbage;
 pub use template::{Template, TemplateAlias, TemplateBuildStatus};

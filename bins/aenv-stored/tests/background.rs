@@ -1,0 +1,173 @@
+//! What the service does without being asked: it merges long chains of sealed tops, and lets guests wait while the host has no
+//! room.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helping functions too")]
+
+mod daemon;
+
+use aenv_storage::BLOCK_BYTES;
+use aenv_storage::block_service::{DiskView, Name, Sealed};
+use daemon::{Direct, PATIENCE, Stored, content, name};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// More seals than are left alone.
+const SEALS: u64 = 24;
+/// So many tops are left alone.
+const LONG: u64 = 16;
+/// Blocks that each round writes: some of its own, some that all rounds write.
+const OWN: u64 = 8;
+const SHARED: u64 = 4096;
+
+/// Writes and seals again and again; returns the last seal.
+async fn seal_often(stored: &Stored, view: &DiskView) -> Sealed {
+    let mut file = Direct::open(view.path.as_ref().unwrap());
+    let mut sealed = None;
+    for round in 1..=SEALS {
+        for block in (round * OWN..(round + 1) * OWN).chain(SHARED..SHARED + OWN) {
+            file.write(block, &content(block, round)).unwrap();
+        }
+        sealed = Some(stored.client.seal_disk(&view.name, None).await.unwrap());
+    }
+    sealed.unwrap()
+}
+
+/// Checks that a disk has what [`seal_often`] wrote, and zeros around it.
+fn verify(path: &Path) {
+    let mut file = Direct::open(path);
+    for round in 1..=SEALS {
+        for block in round * OWN..(round + 1) * OWN {
+            assert_eq!(file.read(block).unwrap(), content(block, round), "block {block}");
+        }
+    }
+    for block in SHARED..SHARED + OWN {
+        assert_eq!(file.read(block).unwrap(), content(block, SEALS), "block {block}");
+    }
+    for block in [0, OWN - 1, (SEALS + 1) * OWN, SHARED - 1, SHARED + OWN] {
+        assert_eq!(file.read(block).unwrap(), [0; BLOCK_BYTES as usize], "block {block}");
+    }
+}
+
+async fn tops(stored: &Stored, disk: &Name) -> u64 {
+    stored.client.disk(disk).await.unwrap().tops.len() as u64
+}
+
+/// Waits for what must happen.
+async fn eventually(what: &str, mut happened: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !happened().await {
+        assert!(Instant::now() < deadline, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_chains_are_merged_unless_others_are_made_of_them() {
+    let stored = Stored::start().await;
+    // Looked at in the order of their names: when `long` was merged, `held` was looked at.
+    let (held, long) = (stored.disk("held", &[]).await, stored.disk("long", &[]).await);
+    let first = stored.client.seal_disk(&held.name, None).await.unwrap();
+    let child = stored.disk("child", &first.layers).await;
+    seal_often(&stored, &held).await;
+    seal_often(&stored, &long).await;
+    eventually("the chain is merged", async || tops(&stored, &long.name).await <= LONG).await;
+    assert_eq!(tops(&stored, &held.name).await, SEALS + 1);
+    // What all rounds wrote is stored as often as there are tops, not as often as it was written.
+    let stored_blocks = async || stored.client.disk(&long.name).await.unwrap().stored_bytes / BLOCK_BYTES;
+    eventually("what was hidden is free", async || stored_blocks().await <= (SEALS + LONG) * OWN).await;
+
+    // A chain that was merged can be sealed, and a child be made of it, as any other.
+    let path = long.path.clone().unwrap();
+    verify(&path);
+    let sealed = stored.client.seal_disk(&long.name, None).await.unwrap();
+    let copy = stored.disk("copy", &sealed.layers).await;
+    Direct::open(&path).write(SHARED, &content(SHARED, 99)).unwrap();
+    verify(copy.path.as_ref().unwrap());
+    verify(held.path.as_ref().unwrap());
+    assert_eq!(Direct::open(child.path.as_ref().unwrap()).read(OWN).unwrap(), [0; BLOCK_BYTES as usize]);
+
+    stored.kill();
+    stored.restart();
+    verify(&stored.client.disk(&copy.name).await.unwrap().path.unwrap());
+    assert_eq!(Direct::open(&path).read(SHARED).unwrap(), content(SHARED, 99));
+    // With nobody else it is merged again.
+    stored.client.delete_disk(&copy.name).await.unwrap();
+    stored.client.delete_disk(&child.name).await.unwrap();
+    eventually("the other chain is merged", async || tops(&stored, &held.name).await <= LONG).await;
+    verify(&held.path.unwrap());
+}
+
+/// A file system of few bytes, unmounted when dropped.
+struct SmallFileSystem(tempfile::TempDir);
+
+impl SmallFileSystem {
+    fn mount(bytes: u64) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let size = format!("size={bytes}");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(directory.path());
+        assert!(mount.status().unwrap().success());
+        Self(directory)
+    }
+}
+
+impl Drop for SmallFileSystem {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg(self.0.path()).status().unwrap();
+        assert!(unmounted.success() || std::thread::panicking());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_waits_while_the_host_has_no_room_and_goes_on() {
+    const ROOM: u64 = 16 << 20;
+    const BLOCKS: u64 = 3072;
+    let host = SmallFileSystem::mount(ROOM);
+    let filler = host.0.path().join("filler");
+    std::fs::write(&filler, vec![1; 10 << 20]).unwrap();
+    let stored = Stored::start_on(host.0.path()).await;
+    let path = stored.disk("d", &[]).await.path.unwrap();
+    let other = stored.disk("other", &[]).await;
+    assert_eq!(stored.client.disk(&name("d")).await.unwrap().stalled, None);
+
+    let written = Arc::new(AtomicU64::new(0));
+    let (count, guest_path) = (Arc::clone(&written), path.clone());
+    let guest = std::thread::spawn(move || {
+        let mut file = Direct::open(&guest_path);
+        for block in 0..BLOCKS {
+            file.write(block, &content(block, 1)).unwrap();
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+        file.flush().unwrap();
+    });
+    let stalled = async || stored.client.disk(&name("d")).await.unwrap().stalled;
+    eventually("the disk is told to wait", async || stalled().await.is_some()).await;
+    let stall = stalled().await.unwrap();
+    assert_eq!(stall.name, name("d"));
+    assert!(!stall.reason.is_empty());
+    let status = stored.client.status().await.unwrap();
+    assert_eq!(status.stalled.iter().map(|stall| stall.name.as_str()).collect::<Vec<_>>(), ["d"]);
+    assert_eq!(stored.client.disk(&other.name).await.unwrap().stalled, None);
+    // It waits: it neither fails nor goes on. What it has can be read.
+    let done = written.load(Ordering::SeqCst);
+    assert!(!guest.is_finished() && done < BLOCKS, "{done}");
+    assert_eq!(Direct::open(&path).read(0).unwrap(), content(0, 1));
+    // Also a killed service leaves it waiting.
+    stored.kill();
+    stored.restart();
+    eventually("it waits for the next service, too", async || stalled().await.is_some()).await;
+    assert!(!guest.is_finished());
+    assert_eq!(written.load(Ordering::SeqCst), done);
+
+    std::fs::remove_file(&filler).unwrap();
+    eventually("the guest goes on", async || guest.is_finished()).await;
+    guest.join().unwrap();
+    assert_eq!(stalled().await, None);
+    let mut file = Direct::open(&path);
+    for block in (0..BLOCKS).step_by(61) {
+        assert_eq!(file.read(block).unwrap(), content(block, 1));
+    }
+}

@@ -1,0 +1,47 @@
+//! What is stored for captures and templates that are gone: looked for at the start, and whenever somebody asks.
+//!
+//! ```text
+//! captures on disk, each template's present one ┐
+//!                                               ├─▶ kept; all else that is called like a capture, or is a layer, goes
+//! images of templates, layers of disks          ┘
+//! ```
+//! Owns nothing. May run at any time: what a sandbox is being made of belongs to a capture that is named here, and the store
+//! keeps what its disks are made of. A capture that is being made is named before it has a directory: it is its template's
+//! present one, and nothing else is ever made.
+
+use crate::disks::CaptureName;
+use crate::node::Node;
+use crate::stage::{Cause, Failure, timed};
+use crate::template;
+use crate::view::Collected;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+const STAGE: &str = "collect";
+
+/// Removes it.
+pub(crate) async fn collect(node: &Arc<Node>) -> Result<Collected, Failure> {
+    let listed = Arc::clone(node);
+    let (captures, images) = tokio::task::spawn_blocking(move || needed(&listed))
+        .await
+        .unwrap_or_else(|error| Err(Failure::new(STAGE, Cause::Unexpected(error.to_string()))))?;
+    let collected = node.disks.collect(&captures, &images);
+    timed(node.settings.deadlines.step, collected).await.0.map_err(|cause| Failure::new(STAGE, cause))
+}
+
+/// Captures and images that may be used or are being made.
+fn needed(node: &Node) -> Result<(BTreeSet<CaptureName>, BTreeSet<PathBuf>), Failure> {
+    let (mut captures, mut images) = (BTreeSet::new(), BTreeSet::new());
+    for template in &node.templates {
+        let keys = template::capture_keys(&template.dir).map_err(|source| {
+            let context = format!("cannot list the captures of {}", template.dir.display());
+            Failure::new(STAGE, Cause::File { context, source })
+        })?;
+        let named = keys.into_iter().map(|key| CaptureName { template: template.file.id.clone(), key });
+        captures.extend(named);
+        captures.insert(template.capture_name());
+        images.insert(node.dir.image(&template.file.rootfs_sha256));
+    }
+    Ok((captures, images))
+}
