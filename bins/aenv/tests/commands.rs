@@ -249,6 +249,19 @@ fn inspect_does_not_show_the_secret() {
 }
 
 #[test]
+fn inspect_shows_what_a_guest_waits_for() {
+    let node = FakeNode::start(|_| {
+        let mut waiting = sandbox(ID, "running");
+        waiting["waitReason"] = json!("disk_waits_for_room");
+        waiting["waitDetail"] = json!("no room in /data");
+        json_answer(200, &waiting)
+    });
+    let shown = on_terminal(&node.command(["inspect", ID]));
+    assert_eq!(shown.code, Some(0), "{shown:?}");
+    assert!(shown.stdout.contains("disk_waits_for_room: no room in /data"), "{}", shown.stdout);
+}
+
+#[test]
 fn a_reader_that_goes_away_ends_a_list_quietly() {
     let node = FakeNode::start(|_| json_answer(200, &Value::Array(vec![sandbox(ID, "running"); 1000])));
     let mut child = node.command(["ls"]).stdout(Stdio::piped()).spawn().unwrap();

@@ -39,7 +39,7 @@ pub use settings::{Deadlines, DiskCopies, DiskSettings, GuestArtifacts, Parts, S
 pub use template::{ImportError, Imported, import_template};
 pub use view::{
     Collected, CreateRequest, Created, Dial, Route, SandboxState, SandboxView, Stage, TemplateState,
-    TemplateView, Tier,
+    TemplateView, Tier, WaitCause, Waiting,
 };
 
 /// Identity of the host's present boot, for [`Settings::host_boot_id`].

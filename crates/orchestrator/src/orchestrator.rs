@@ -8,7 +8,7 @@ use crate::sandbox_task::Command;
 use crate::settings::{DiskSettings, Parts, Settings, StartError};
 use crate::startup;
 use crate::template::Progress;
-use crate::view::{Collected, CreateRequest, Created, Route, SandboxView, TemplateView};
+use crate::view::{Collected, CreateRequest, Created, Route, SandboxView, TemplateView, Waiting};
 use aenv_protocol::ids::SandboxId;
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,6 +59,15 @@ impl Orchestrator {
     pub fn get(&self, id: &SandboxId) -> Result<SandboxView, Error> {
         self.check_open()?;
         self.node.table.get(id)
+    }
+
+    /// What the guest of a sandbox waits for when it uses its disk; asks the store of disks, for a second at most.
+    pub async fn waiting(&self, id: &SandboxId) -> Option<Waiting> {
+        self.node.disks.waiting(id).await.unwrap_or_else(|error| {
+            // Whoever looks at a sandbox should see the rest of it.
+            tracing::warn!(sandbox = %id, %error, "cannot ask whether the disk waits for something");
+            None
+        })
     }
 
     /// Every running or lost sandbox, in no order.

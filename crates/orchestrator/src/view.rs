@@ -153,6 +153,24 @@ pub struct TemplateView {
     pub warm: usize,
 }
 
+/// Why a guest that runs does not go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitCause {
+    /// The host has no room for what it writes. It goes on by itself when there is room again.
+    DiskWaitsForRoom,
+    /// The block service does not answer: whoever reads or writes the disk waits for its next start.
+    BlockServiceAway,
+}
+
+/// What a guest waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    /// Typed cause.
+    pub cause: WaitCause,
+    /// Evidence for people.
+    pub detail: String,
+}
+
 /// What was removed, because no sandbox, capture or template is made of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Collected {

@@ -27,6 +27,10 @@ pub(crate) async fn run(context: &Context, arguments: InspectArguments) -> Resul
         ["disk".to_owned(), human_mebibytes(sandbox.disk_size_mb)],
         ["internet".to_owned(), if detail.allow_internet_access { "yes" } else { "no" }.to_owned()],
     ];
+    if let Some(reason) = &detail.wait_reason {
+        let evidence = detail.wait_detail.as_deref().unwrap_or_default();
+        rows.push(["waits".to_owned(), format!("{reason}: {evidence}")]);
+    }
     rows.extend(sandbox.metadata.iter().map(|(key, value)| [format!("label {key}"), value.clone()]));
     context.printer.table(["WHAT", "VALUE"], rows)?;
     Ok(Exit::DONE)

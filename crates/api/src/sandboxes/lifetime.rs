@@ -25,7 +25,8 @@ pub(crate) async fn show(
     SandboxPath(id): SandboxPath,
 ) -> Result<Json<SandboxDetail>, Failure> {
     let found = state.orchestrator.get(&id)?;
-    match view::detail(found, &state.settings) {
+    let waiting = state.orchestrator.waiting(&id).await;
+    match view::detail(found, waiting, &state.settings) {
         Some(detail) => Ok(Json(detail)),
         None => Err(Failure::no_such_sandbox(id.as_str())),
     }

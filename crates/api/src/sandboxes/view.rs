@@ -2,7 +2,7 @@
 
 use crate::error::loss_word;
 use crate::settings::Settings;
-use aenv_orchestrator::{SandboxState, SandboxView};
+use aenv_orchestrator::{SandboxState, SandboxView, WaitCause, Waiting};
 use aenv_protocol::envd::ENVD_VERSION;
 use aenv_protocol::rest::{self, ListedSandbox, OnTimeout, Sandbox, SandboxDetail, SandboxLifecycle};
 
@@ -50,16 +50,34 @@ pub(crate) fn listed(view: SandboxView) -> Option<ListedSandbox> {
 }
 
 /// Everything about it.
-pub(crate) fn detail(view: SandboxView, settings: &Settings) -> Option<SandboxDetail> {
+pub(crate) fn detail(
+    view: SandboxView,
+    waiting: Option<Waiting>,
+    settings: &Settings,
+) -> Option<SandboxDetail> {
     let envd_access_token = view.access_token.clone();
     let allow_internet_access = view.internet_access;
+    let (wait_reason, wait_detail) = match waiting {
+        Some(Waiting { cause, detail }) => (Some(wait_word(cause).to_owned()), Some(detail)),
+        None => (None, None),
+    };
     Some(SandboxDetail {
         listed: listed(view)?,
         envd_access_token,
         domain: settings.domain.clone(),
         allow_internet_access,
         lifecycle: SandboxLifecycle { auto_resume: false, on_timeout: OnTimeout::Kill },
+        wait_reason,
+        wait_detail,
     })
+}
+
+/// The word for what a guest waits for in `waitReason`.
+fn wait_word(cause: WaitCause) -> &'static str {
+    match cause {
+        WaitCause::DiskWaitsForRoom => "disk_waits_for_room",
+        WaitCause::BlockServiceAway => "block_service_away",
+    }
 }
 
 /// Clients' time types have no more digits; cut, not rounded, so that a time shown is never later than the real one.

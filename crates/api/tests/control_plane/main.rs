@@ -39,6 +39,7 @@ async fn a_create_answers_all_a_client_needs_and_says_what_served_it() {
     assert_eq!(detail.body["state"], "running");
     assert_eq!(detail.body["envdAccessToken"], answer.body["envdAccessToken"]);
     assert_eq!(detail.body["allowInternetAccess"], true);
+    assert!(detail.body.get("waitReason").is_none(), "{}", detail.body);
     assert_eq!(detail.body["lifecycle"], json!({"autoResume": false, "onTimeout": "kill"}));
     // Old clients append their own id.
     assert_eq!(harness.call("GET", &format!("/sandboxes/{id}-aenv"), "").await.status, 200);

@@ -11,7 +11,7 @@
 use super::{Base, CaptureName, Disks};
 use crate::settings::StartError;
 use crate::stage::Cause;
-use crate::view::Collected;
+use crate::view::{Collected, WaitCause, Waiting};
 use aenv_protocol::ids::SandboxId;
 use aenv_storage::block_service::{
     Client, CollectGarbage, CreateDisk, CreateImage, DiskState, LayerRef, Name, ServiceError,
@@ -19,12 +19,15 @@ use aenv_storage::block_service::{
 use async_trait::async_trait;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Virtual size of every disk, far more than any filesystem on it is meant to have: a filesystem can grow online, a disk
 /// cannot. What was never written takes no room.
 const DISK_BYTES: u64 = 256 << 30;
 /// What a disk may store beyond its filesystem's size: room for what is overwritten and not yet compacted.
 const QUOTA_SLACK: u64 = 256 << 20;
+/// For an answer to somebody who only looks at a sandbox.
+const GLANCE: Duration = Duration::from_secs(1);
 /// First letters of the names of our images.
 const CAPTURES: &str = "c-";
 
@@ -99,6 +102,22 @@ impl Disks for ServiceDisks {
         Ok(self.client.delete_image(&capture_name(capture)?).await?)
     }
 
+    async fn waiting(&self, vm: &SandboxId) -> Result<Option<Waiting>, Cause> {
+        match self.client.with_patience(GLANCE).disk(&disk_name(vm)?).await {
+            Ok(disk) => Ok(disk.stalled.map(|stall| {
+                let seconds = stall.for_millis / 1000;
+                let detail = format!("{}; for {seconds} seconds until now", stall.reason);
+                Waiting { cause: WaitCause::DiskWaitsForRoom, detail }
+            })),
+            // The sandbox is just being ended.
+            Err(ServiceError::NotFound(_)) => Ok(None),
+            Err(error @ ServiceError::Unavailable { .. }) => {
+                Ok(Some(Waiting { cause: WaitCause::BlockServiceAway, detail: error.to_string() }))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
     async fn sweep(&self, keep: &BTreeSet<SandboxId>) -> Result<Vec<String>, Cause> {
         let mut removed = Vec::new();
         for disk in self.client.disks().await?.disks {
@@ -164,7 +183,6 @@ mod tests {
     use hyper::service::service_fn;
     use hyper_util::rt::TokioIo;
     use std::sync::{Arc, Mutex};
-    use std::time::Duration;
     use tokio::net::UnixListener;
 
     /// Answers at a socket by `answer`, which is given method, path and body; remembers what it was asked.
@@ -223,6 +241,29 @@ mod tests {
                 r#"POST /v1/gc {"keep_layers":["/data/storage/layers/image"]}"#
             ]
         );
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_waits_is_told_with_the_reason() {
+        let disk = |name: &str, stalled: &str| {
+            format!(
+                r#"{{"name":"{name}","state":"ready","number":1,"size":4096,"quota":4096,"stored_bytes":0,"owner":0,"layers":[],"tops":[]{stalled}}}"#
+            )
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let (disks, _) = service(directory.path(), move |what, _| match what {
+            "GET /v1/disks/ifull" => {
+                disk("ifull", r#","stalled":{"name":"ifull","reason":"no room in /data","for_millis":2500}"#)
+            }
+            _ => disk("iwell", ""),
+        });
+        let full = disks.waiting(&"ifull".parse().unwrap()).await.unwrap().unwrap();
+        assert_eq!(full.cause, WaitCause::DiskWaitsForRoom);
+        assert!(full.detail.contains("no room in /data; for 2 seconds"), "{}", full.detail);
+        assert_eq!(disks.waiting(&"iwell".parse().unwrap()).await.unwrap(), None);
+        let away = ServiceDisks::new(Client::new(&directory.path().join("none"), Duration::from_secs(20)));
+        let away = away.waiting(&"iwell".parse().unwrap()).await.unwrap().unwrap();
+        assert_eq!(away.cause, WaitCause::BlockServiceAway);
     }
 
     #[test]

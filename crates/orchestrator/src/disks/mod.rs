@@ -23,7 +23,7 @@ pub(crate) use reflink::ReflinkDisks;
 use crate::data_dir::DataDir;
 use crate::settings::{DiskSettings, StartError};
 use crate::stage::Cause;
-use crate::view::Collected;
+use crate::view::{Collected, Waiting};
 use aenv_protocol::ids::{SandboxId, TemplateId};
 use aenv_storage::block_service::LayerRef;
 use async_trait::async_trait;
@@ -94,6 +94,9 @@ pub(crate) trait Disks: Send + Sync + 'static {
 
     /// Removes what belongs to a capture outside of its directory. No error when there is nothing.
     async fn forget_capture(&self, capture: &CaptureName) -> Result<(), Cause>;
+
+    /// What the guest of a VM waits for when it uses its disk.
+    async fn waiting(&self, vm: &SandboxId) -> Result<Option<Waiting>, Cause>;
 
     /// Removes the disks of all VMs but `keep`; returns whose.
     async fn sweep(&self, keep: &BTreeSet<SandboxId>) -> Result<Vec<String>, Cause>;

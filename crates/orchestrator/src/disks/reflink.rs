@@ -7,7 +7,7 @@ use super::{Base, CaptureName, Disks};
 use crate::data_dir::DataDir;
 use crate::settings::{DiskCopies, StartError};
 use crate::stage::Cause;
-use crate::view::Collected;
+use crate::view::{Collected, Waiting};
 use aenv_protocol::ids::SandboxId;
 use aenv_storage::StorageError;
 use async_trait::async_trait;
@@ -93,6 +93,11 @@ impl Disks for ReflinkDisks {
     /// It goes with the directory.
     async fn forget_capture(&self, _: &CaptureName) -> Result<(), Cause> {
         Ok(())
+    }
+
+    /// Files do not wait: the VMM is told that there is no room.
+    async fn waiting(&self, _: &SandboxId) -> Result<Option<Waiting>, Cause> {
+        Ok(None)
     }
 
     /// They go with the directories of their VMs.

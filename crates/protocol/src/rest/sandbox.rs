@@ -154,6 +154,13 @@ pub struct SandboxDetail {
     pub allow_internet_access: bool,
     /// What happens at the end of its life time.
     pub lifecycle: SandboxLifecycle,
+    /// Why the guest does not go on when it uses its disk: `disk_waits_for_room`, `block_service_away`. It goes on by itself.
+    /// Ours alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_reason: Option<String>,
+    /// Evidence of the wait for people. Ours alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_detail: Option<String>,
 }
 
 /// What happens at the end of a life time, and afterwards.
@@ -244,6 +251,8 @@ mod tests {
             domain: None,
             allow_internet_access: true,
             lifecycle: SandboxLifecycle { auto_resume: false, on_timeout: OnTimeout::Kill },
+            wait_reason: None,
+            wait_detail: None,
         };
         let json = serde_json::to_value(&detail).unwrap();
         for field in [
