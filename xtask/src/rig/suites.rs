@@ -76,7 +76,6 @@ const SUITES: &[Suite] = &[
         programs: &[
             TestProgram { package: "aenv-e2e", target: "faults" },
             TestProgram { package: "aenv-e2e", target: "limits" },
-            TestProgram { package: "aenv-e2e", target: "storage" },
         ],
         full_only: &[
             TestProgram { package: "aenv-e2e", target: "guest" },
@@ -84,6 +83,24 @@ const SUITES: &[Suite] = &[
             TestProgram { package: "aenv-e2e", target: "privileges" },
         ],
         processors: PROCESSORS,
+    },
+    // One processor, for the reason told below: the machine ended when the service was killed under two guests.
+    Suite {
+        name: "disks",
+        purpose: "disks by ublk under Firecracker: the service is killed under guests, the host is full",
+        inside: &[
+            "tests",
+            "--node",
+            "--env",
+            "AENV_DRIVER=firecracker",
+            "--env",
+            "AENV_MUST_TEST=1",
+            "--env",
+            "AENV_START_WAIT_SECONDS=110",
+        ],
+        programs: &[TestProgram { package: "aenv-e2e", target: "storage" }],
+        full_only: &[],
+        processors: 1,
     },
     // Twenty guests at once: with two emulated processors, one of them now and then stays in a guest for ever and the
     // other waits for it (seen with QEMU 10.0.2). A turn comes late on one processor, so it is waited for longer.
