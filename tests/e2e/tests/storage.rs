@@ -60,17 +60,20 @@ async fn a_guest_has_one_disk_with_a_filesystem_of_the_size_asked_for() {
 async fn guests_wait_while_the_block_service_is_killed_and_started_again() {
     let node = own_node(9).await.unwrap();
     let client = node.client();
-    let mut work = Vec::new();
     let mut sandboxes = Vec::new();
     for _ in 0..2 {
-        let sandbox = client.create(600, &json!({})).await.unwrap();
+        let sandbox = client.create(900, &json!({})).await.unwrap();
         client.upload("root", &sandbox, "/root/verified.py", VERIFIED.into()).await.unwrap();
-        sandboxes.push(sandbox.clone());
-        let client = client.clone();
-        work.push(tokio::spawn(async move {
-            run_as_root(&client, &sandbox, "python3 /root/verified.py 12").await
-        }));
+        sandboxes.push(sandbox);
     }
+    let work: Vec<_> = sandboxes
+        .iter()
+        .cloned()
+        .map(|sandbox| {
+            let client = client.clone();
+            tokio::spawn(async move { run_as_root(&client, &sandbox, "python3 /root/verified.py 12").await })
+        })
+        .collect();
     let mut killed = Vec::new();
     for _ in 0..4 {
         tokio::time::sleep(Duration::from_millis(2500)).await;

@@ -98,8 +98,8 @@ const SUITES: &[Suite] = &[
             "--env",
             "AENV_START_WAIT_SECONDS=110",
         ],
-        programs: &[TestProgram { package: "aenv-e2e", target: "storage" }],
-        full_only: &[],
+        programs: &[],
+        full_only: &[TestProgram { package: "aenv-e2e", target: "storage" }],
         processors: 1,
     },
     // Twenty guests at once: with two emulated processors, one of them now and then stays in a guest for ever and the
