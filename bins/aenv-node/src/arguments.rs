@@ -1,5 +1,6 @@
 //! Arguments and environment variables of the node. Values only.
 
+use aenv_daemon::LogFormat;
 use aenv_network::InstanceName;
 use aenv_vmm::firecracker::CpuTemplate;
 use aenv_vmm::probe::Accelerator;
@@ -197,13 +198,6 @@ pub(crate) struct ServeOptions {
     /// Form of the log on standard error
     #[arg(long, env = "AENV_LOG", value_enum, default_value = "text")]
     pub(crate) log: LogFormat,
-}
-
-/// Value of `--log`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
-    Text,
-    Json,
 }
 
 #[derive(Debug, Args)]

@@ -1,9 +1,9 @@
 //! `doctor`: the facts of this machine as a report: what was chosen, why, and what to do about it.
 
 use crate::arguments::{DisksChoice, DoctorOptions};
-use crate::output::say;
 use crate::stored;
 use crate::vmm;
+use aenv_daemon::say;
 use aenv_protocol::doctor::{Check, Report, Status};
 use aenv_vmm::Confinement;
 use aenv_vmm::cgroups::{Cgroups, CgroupsError, Outcome, Plan};

@@ -6,7 +6,6 @@
 mod arguments;
 mod doctor;
 mod instance_lock;
-mod output;
 mod purge;
 mod serve;
 mod stored;
@@ -18,14 +17,7 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    match run(arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            output::complain(&format!("error: {error:#}"));
-            ExitCode::FAILURE
-        }
-    }
+    aenv_daemon::ending(run(Arguments::parse()))
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<()> {

@@ -2,9 +2,9 @@
 
 use crate::arguments::Instance;
 use crate::instance_lock::InstanceLock;
-use crate::output::say;
 use crate::stored;
 use crate::vmm;
+use aenv_daemon::say;
 use aenv_network::settings::FORWARDING_RECORD;
 use aenv_orchestrator::{HeldDataDir, hold_data_dir};
 use aenv_vmm::cgroups::{Cgroups, Outcome};

@@ -4,7 +4,7 @@
 //! log ─▶ instance locked ─▶ port bound ─▶ VMM driver ─▶ disks ─▶ networks ─▶ orchestrator (adopts, sweeps) ─▶ HTTP … signal ─▶ HTTP ─▶ orchestrator ─▶ networks
 //! ```
 
-use crate::arguments::{LogFormat, ServeOptions};
+use crate::arguments::ServeOptions;
 use crate::instance_lock::InstanceLock;
 use crate::stored;
 use crate::vmm;
@@ -21,11 +21,11 @@ use tokio_util::sync::CancellationToken;
 
 /// Serves until a signal asks for the end.
 pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
-    start_log(options.log)?;
+    aenv_daemon::start_log(options.log)?;
     let api_settings = api_settings(&options)?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
-    raise_descriptor_limit()?;
+    aenv_daemon::raise_descriptor_limit()?;
     let _lock = InstanceLock::take(&options.instance.instance, &options.instance.data_dir)?;
     let listener = TcpListener::bind(&options.listen).await.with_context(|| {
         format!("cannot listen on {}: choose another address with --listen", options.listen)
@@ -65,25 +65,6 @@ pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
     orchestrator.shutdown().await;
     watching.cancel();
     slots.shutdown().await.context("cannot remove fresh networks")
-}
-
-/// Every VM and every connection costs descriptors, and the limit that programs start with is low.
-fn raise_descriptor_limit() -> Result<()> {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let maximum = getrlimit(Resource::Nofile).maximum;
-    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
-        .context("cannot raise the limit of open files to its maximum")
-}
-
-fn start_log(format: LogFormat) -> Result<()> {
-    use tracing_subscriber::EnvFilter;
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let started = match format {
-        LogFormat::Text => log.with_ansi(false).try_init(),
-        LogFormat::Json => log.json().try_init(),
-    };
-    started.map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))
 }
 
 fn api_settings(options: &ServeOptions) -> Result<aenv_api::Settings> {

@@ -1,7 +1,7 @@
 //! `template import`: a root filesystem becomes a template.
 
 use crate::arguments::ImportOptions;
-use crate::output::say;
+use aenv_daemon::say;
 use aenv_orchestrator::{Imported, import_template};
 use anyhow::Result;
 

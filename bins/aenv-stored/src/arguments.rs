@@ -1,5 +1,6 @@
 //! Arguments and environment variables of the block service. Values only.
 
+use aenv_daemon::LogFormat;
 use aenv_storage::block_service::Name;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -80,13 +81,6 @@ pub(crate) enum ExportChoice {
     Auto,
     Ublk,
     Fuse,
-}
-
-/// Value of `--log`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
-    Text,
-    Json,
 }
 
 #[derive(Debug, Clone, Args)]

@@ -14,7 +14,6 @@ mod http;
 mod layers;
 mod locks;
 mod numbers;
-mod output;
 mod purge;
 mod records;
 mod serve;
@@ -24,14 +23,7 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    match run(arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            output::complain(&format!("error: {error:#}"));
-            ExitCode::FAILURE
-        }
-    }
+    aenv_daemon::ending(run(Arguments::parse()))
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<()> {

@@ -5,7 +5,7 @@
 //! ```
 //! The end stops nothing but this process: requests of guests wait in the kernel for the next one.
 
-use crate::arguments::{LogFormat, ServeOptions};
+use crate::arguments::ServeOptions;
 use crate::block_service::{Service, compaction};
 use crate::directories::{Directories, remove_file};
 use crate::exports::Exports;
@@ -31,13 +31,13 @@ pub(crate) fn prepare_process() -> std::io::Result<()> {
 
 /// Serves until a signal asks for the end.
 pub(crate) async fn serve(options: ServeOptions, protected: std::io::Result<()>) -> Result<()> {
-    start_log(options.log)?;
+    aenv_daemon::start_log(options.log)?;
     if let Err(error) = protected {
         tracing::warn!(%error, "not protected when memory runs out: CAP_SYS_RESOURCE is missing");
     }
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
-    raise_descriptor_limit()?;
+    aenv_daemon::raise_descriptor_limit()?;
     let (data, run) = (&options.instance.data_dir, options.instance.run_dir());
     let directories = Directories::open(data, &run)
         .with_context(|| format!("cannot prepare {} and {}", data.display(), run.display()))?;
@@ -90,23 +90,4 @@ fn listen(path: &Path) -> Result<UnixListener> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
         .with_context(|| format!("cannot close {} to others", path.display()))?;
     Ok(listener)
-}
-
-/// Every disk takes some descriptors.
-fn raise_descriptor_limit() -> Result<()> {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    setrlimit(Resource::Nofile, raised).context("cannot raise the number of open files")
-}
-
-fn start_log(format: LogFormat) -> Result<()> {
-    use tracing_subscriber::EnvFilter;
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let started = match format {
-        LogFormat::Text => log.with_ansi(false).try_init(),
-        LogFormat::Json => log.json().try_init(),
-    };
-    started.map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))
 }

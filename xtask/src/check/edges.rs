@@ -12,8 +12,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("aenv-protocol", &[]),
     ("aenv-sys", &[]),
     ("aenv-storage", &["aenv-sys"]),
+    ("aenv-daemon", &[]),
     ("aenv-export", &["aenv-storage", "aenv-sys"]),
-    ("aenv-stored", &["aenv-export", "aenv-storage", "aenv-sys"]),
+    ("aenv-stored", &["aenv-daemon", "aenv-export", "aenv-storage", "aenv-sys"]),
     ("aenv-network", &["aenv-sys"]),
     ("aenv-vmm", &["aenv-sys"]),
     ("aenv-orchestrator", &["aenv-network", "aenv-protocol", "aenv-storage", "aenv-vmm"]),
@@ -22,6 +23,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "aenv-node",
         &[
             "aenv-api",
+            "aenv-daemon",
             "aenv-network",
             "aenv-orchestrator",
             "aenv-protocol",
