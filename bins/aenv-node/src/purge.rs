@@ -24,10 +24,22 @@ pub(crate) async fn purge(options: &Instance) -> Result<()> {
         false => None,
     };
     let prefix = format!("{}-", options.instance);
-    let mut ended = aenv_vmm::end_strays(&prefix, &[]).await.context("cannot end the VMs")?;
+    let vms = aenv_vmm::end_strays(&prefix, &[]).await;
+    let service = stored::purge(options).await?;
+    let mut ended = match vms {
+        Ok(ended) => ended,
+        // A VMM that waits for its disk while there is no block service ends only now, when its requests have failed.
+        Err(error) => {
+            tracing::warn!(%error, "the VMs did not end before their disks were gone");
+            aenv_vmm::end_strays(&prefix, &[]).await.context("cannot end the VMs")?
+        }
+    };
     ended.extend(aenv_vmm::end_strays(aenv_vmm::PROBE_NAME, &[]).await.context("cannot end a probe")?);
     for name in ended {
         say(&format!("VM {name}"))?;
+    }
+    for line in service {
+        say(&line)?;
     }
     remove_tree(&vmm::program_trees(&options.data_dir))?;
     let record = Path::new(FORWARDING_RECORD);
@@ -44,9 +56,6 @@ pub(crate) async fn purge(options: &Instance) -> Result<()> {
     }
     if purged.forwarding {
         say("IPv4 forwarding, which was off before")?;
-    }
-    for line in stored::purge(options).await? {
-        say(&line)?;
     }
     if let Some(held) = held {
         let sandboxes = held.forget_sandboxes()?;
