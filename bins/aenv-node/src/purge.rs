@@ -30,7 +30,7 @@ pub(crate) async fn purge(options: &Instance) -> Result<()> {
         Ok(ended) => ended,
         // A VMM that waits for its disk while there is no block service ends only now, when its requests have failed.
         Err(error) => {
-            tracing::warn!(%error, "the VMs did not end before their disks were gone");
+            say(&format!("the disks of VMs that waited for them ({error})"))?;
             aenv_vmm::end_strays(&prefix, &[]).await.context("cannot end the VMs")?
         }
     };

@@ -73,8 +73,8 @@ async fn next_server(instance: &str, killed: &[u32]) -> u32 {
 }
 
 #[tokio::test]
-async fn guests_wait_while_the_block_service_is_killed_and_started_again() {
-    let node = own_node(9).await.unwrap();
+async fn guests_wait_while_the_block_service_is_killed_and_a_purge_ends_them() {
+    let mut node = own_node(9).await.unwrap();
     let client = node.client();
     let mut sandboxes = Vec::new();
     for _ in 0..2 {
@@ -110,6 +110,19 @@ async fn guests_wait_while_the_block_service_is_killed_and_started_again() {
     // New disks are made as before.
     let sandbox = client.create(600, &json!({})).await.unwrap();
     assert_eq!(client.run(&sandbox, "echo alive").await.unwrap(), "alive");
+
+    let endless = "nohup sh -c 'while :; do date >/root/now; sync; done' >/dev/null 2>&1 &";
+    run_as_root(&client, &sandbox, endless).await;
+    // Without the node nobody starts the service again.
+    node.kill().unwrap();
+    let server = block_server_of("t9").unwrap();
+    assert!(Command::new("kill").args(["-9", &server.to_string()]).status().unwrap().success());
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(node.resources().unwrap().processes.len(), 1, "the VMM waits");
+    node.purge().unwrap();
+    let mut left = node.resources().unwrap();
+    left.sandbox_directories.clear();
+    assert!(left.is_nothing(), "{left:?}");
 }
 
 #[tokio::test]
