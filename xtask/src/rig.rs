@@ -126,7 +126,17 @@ fn run_suites(project: &Project, stages: &mut Stages, options: &Options) -> Resu
         let (command, programs) = suite.prepare(project, stages, extent)?;
         let mut job = options.job(suite.name, command, programs)?;
         job.processors = options.processors.unwrap_or(suite.processors);
-        let code = run_job(project, stages, &job)?;
+        let code = match run_job(project, stages, &job) {
+            Err(error) if error.is::<machine::EndedByItself>() => {
+                say(&format!("{error:#}"));
+                say(
+                    "the emulated processor was reset, and nothing in the machine can do that: once more, from the start",
+                );
+                run_job(project, stages, &job)
+            }
+            result => result,
+        };
+        let code = code?;
         if code != 0 {
             failed.push(format!("{} (exit code {code})", suite.name));
         }

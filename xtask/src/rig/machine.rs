@@ -47,6 +47,18 @@ pub(super) struct Machine {
     complaints: Vec<String>,
 }
 
+/// The machine ended without a word of its kernel or of QEMU: nothing that runs in it can do that, only its emulation.
+#[derive(Debug)]
+pub(super) struct EndedByItself(String);
+
+impl std::fmt::Display for EndedByItself {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for EndedByItself {}
+
 /// A line of the port `result`, or of QEMU itself.
 #[derive(Debug, PartialEq, Eq)]
 enum Report {
@@ -150,10 +162,13 @@ impl Machine {
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => {
                 let status = self.child.wait().context("cannot wait for QEMU")?;
-                let panicked = tail(&self.console, PANIC_BYTES).contains("Kernel panic");
-                let what =
-                    if panicked { "the rig's kernel panicked" } else { "the rig ended without a result" };
-                Err(self.failure(&format!("{what}; QEMU: {status}")))
+                if tail(&self.console, PANIC_BYTES).contains("Kernel panic") {
+                    return Err(self.failure(&format!("the rig's kernel panicked; QEMU: {status}")));
+                }
+                let ended = self.failure(&format!("the rig ended without a result; QEMU: {status}"));
+                // Only a reset of the processor ends QEMU like this.
+                let by_itself = status.success() && self.complaints.is_empty();
+                Err(if by_itself { EndedByItself(ended.to_string()).into() } else { ended })
             }
         }
     }
