@@ -178,7 +178,13 @@ fn devices(placement: &Placement, disk: DiskKind, limits: &RateLimits, line: &mu
         line.add("-object", format_args!("throttle-group,id=disk-limits{bytes}{operations}"));
         line.add("-blockdev", "driver=throttle,node-name=disk,throttle-group=disk-limits,file=disk-raw");
     }
-    line.add("-device", "virtio-blk-device,drive=disk");
+    // A regular file on a full host: the guest stands still, its write is not lost. Who exports a disk holds such writes itself,
+    // so an error of an exported one is the guest's own: its quota, or a layer that is damaged.
+    let errors = match disk {
+        DiskKind::File => "",
+        DiskKind::ExportedFile | DiskKind::Device { .. } => ",werror=report,rerror=report",
+    };
+    line.add("-device", format_args!("virtio-blk-device,drive=disk{errors}"));
     let tap = &placement.tap;
     line.add("-netdev", format_args!("tap,id=net0,ifname={tap},script=no,downscript=no,vhost=off"));
     line.add("-device", format_args!("virtio-net-device,netdev=net0,mac={GUEST_MAC}"));

@@ -96,6 +96,19 @@ fn a_limited_disk_lies_behind_a_throttle() {
 }
 
 #[test]
+fn a_guest_is_told_of_errors_of_an_exported_disk_and_waits_for_those_of_a_file() {
+    let device = |kind| {
+        let mut line = Line(Vec::new());
+        devices(&placement(), kind, &RateLimits::default(), &mut line);
+        line.0.into_iter().find(|argument| argument.starts_with("virtio-blk-device")).unwrap()
+    };
+    assert_eq!(device(DiskKind::File), "virtio-blk-device,drive=disk");
+    for kind in [DiskKind::ExportedFile, DiskKind::Device { major: 259, minor: 3 }] {
+        assert_eq!(device(kind), "virtio-blk-device,drive=disk,werror=report,rerror=report");
+    }
+}
+
+#[test]
 fn an_exported_disk_is_not_cached_by_the_host() {
     let disk = |kind| {
         let mut line = Line(Vec::new());
