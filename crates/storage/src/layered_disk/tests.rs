@@ -2,6 +2,7 @@
 
 mod child;
 mod faults;
+mod log_rewrite;
 mod power_cut;
 mod threads;
 

@@ -20,7 +20,8 @@ struct Rounds {
 }
 
 impl FlushQueue {
-    /// Returns when a round that began after this call has succeeded, or fails as the round that this caller ran.
+    /// Returns when a round that began after this call has succeeded, or fails as the round that this caller ran. Whatever
+    /// else `flush` does, it may succeed only when it has flushed: others take its success for theirs.
     pub(super) fn join<E>(&self, flush: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let mut rounds = lock(&self.rounds);
         // A round that runs already may have missed what this caller wrote.

@@ -26,8 +26,8 @@ impl Top {
         self.log_bytes() >= self.log_limit.load(Ordering::Relaxed)
     }
 
-    /// Writes the log anew if that makes it much shorter, or `always`. `pause` keeps writers away as long as what it
-    /// returns lives; the top must not be sealed meanwhile.
+    /// Flushes, and writes the log anew if that makes it much shorter, or `always`. `pause` keeps writers away as long as
+    /// what it returns lives; the top must not be sealed meanwhile.
     pub(crate) fn rewrite_log<G>(
         &self,
         directory: &dyn Directory,
@@ -37,13 +37,14 @@ impl Top {
         pause: impl FnOnce() -> G,
     ) -> Result<(), StorageError> {
         self.flushes.join(|| {
+            // Whatever becomes of the log: others may wait for this round as for any other. It also brings most of the data
+            // to the disk, so that writers wait for little.
+            self.flush_now()?;
             let before = self.log_bytes();
             let runs =
                 self.map.runs(0..self.map.blocks()).filter(|run| run.state != BlockState::Absent).count()
                     as u64;
             if always || before / WORTH > runs * 16 {
-                // After most of the data is on the disk, so that writers wait for little.
-                self.flush_now()?;
                 let _paused = pause();
                 self.rewrite_now(directory, name, boot)?;
             }

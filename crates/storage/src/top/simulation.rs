@@ -196,6 +196,12 @@ impl Simulation {
         lock(&self.0.now).1.len()
     }
 
+    /// Whether a file of this name was made after the first `count` operations.
+    pub(crate) fn was_created(&self, count: usize, name: &str) -> bool {
+        let now = lock(&self.0.now);
+        now.1[count..].iter().any(|it| matches!(it, Operation::Create { name: made, .. } if made == name))
+    }
+
     /// Whether every sync fails from now on.
     pub(crate) fn let_syncs_fail(&self, fail: bool) {
         self.0.syncs_fail.store(fail, Ordering::SeqCst);
