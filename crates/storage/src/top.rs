@@ -384,6 +384,13 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Tells that cleaning up after a failure failed, too: the failure itself is what the caller is told.
+pub(crate) fn after_failure(cleaned: Result<(), StorageError>) {
+    if let Err(error) = cleaned {
+        tracing::warn!(%error, "what failed before could not be cleaned up");
+    }
+}
+
 /// Removes the files of a top that may be gone already.
 pub(crate) fn remove_files(directory: &dyn Directory, name: &str) -> Result<(), StorageError> {
     // The log last: while it is there, a sweep finds the top.

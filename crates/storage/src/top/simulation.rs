@@ -8,8 +8,7 @@
 //! The death of the process leaves the page cache, with the operation in flight done in part. The loss of power leaves the
 //! platter: of what was not synced, any choice of sectors of 512 bytes.
 
-use super::files::{Directory, Lock, StoredFile};
-use super::lock;
+use super::{Directory, Lock, StoredFile, lock};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +31,40 @@ enum Operation {
     Punch { file: usize, range: Range<u64> },
     SetLength { file: usize, length: u64 },
     SyncFile { file: usize },
+}
+
+/// What an operation does, for tests that let some of them fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Act {
+    Create,
+    Rename,
+    Exchange,
+    Remove,
+    Write,
+    Punch,
+    SetLength,
+    Sync,
+}
+
+impl Operation {
+    /// What it does, and the name of the file it does it to; none for the sync of all names.
+    fn act(&self, state: &State) -> (Act, String) {
+        let name_of = |file: &usize| {
+            let name = state.names.iter().find(|(_, other)| *other == file);
+            name.map(|(name, _)| name.clone()).unwrap_or_default()
+        };
+        match self {
+            Self::Create { name, .. } => (Act::Create, name.clone()),
+            Self::Rename { from, .. } => (Act::Rename, from.clone()),
+            Self::Exchange { one, .. } => (Act::Exchange, one.clone()),
+            Self::Remove { name } => (Act::Remove, name.clone()),
+            Self::SyncNames => (Act::Sync, String::new()),
+            Self::Write { file, .. } => (Act::Write, name_of(file)),
+            Self::Punch { file, .. } => (Act::Punch, name_of(file)),
+            Self::SetLength { file, .. } => (Act::SetLength, name_of(file)),
+            Self::SyncFile { file } => (Act::Sync, name_of(file)),
+        }
+    }
 }
 
 /// A part of a buffer that lies in one sector.
@@ -140,6 +173,7 @@ struct Recorder {
     now: Mutex<(State, Vec<Operation>)>,
     syncs_fail: AtomicBool,
     after_sync: Mutex<Option<Hook>>,
+    judge: Mutex<Option<Judge>>,
 }
 
 /// What another thread does in the middle of a flush.
@@ -148,6 +182,18 @@ struct Hook(Box<dyn FnOnce() + Send>);
 impl std::fmt::Debug for Hook {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str("Hook")
+    }
+}
+
+/// Says which operations fail, and how.
+#[derive(Clone)]
+struct Judge(Arc<Verdict>);
+
+type Verdict = dyn Fn(Act, &str) -> Option<io::ErrorKind> + Send + Sync;
+
+impl std::fmt::Debug for Judge {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Judge")
     }
 }
 
@@ -162,17 +208,37 @@ struct SimulatedFile {
 }
 
 impl Recorder {
-    fn record(&self, operation: Operation) {
+    fn record(&self, operation: Operation) -> io::Result<()> {
+        let Some(kind) = self.verdict(&operation) else {
+            self.apply(operation);
+            return Ok(());
+        };
+        if let Operation::Write { file, offset, mut data } = operation {
+            // A write that fails is done in part.
+            data.truncate(data.len() / 2);
+            self.apply(Operation::Write { file, offset, data });
+        }
+        Err(kind.into())
+    }
+
+    fn apply(&self, operation: Operation) {
         let mut now = lock(&self.now);
         now.0.apply(&operation);
         now.1.push(operation);
+    }
+
+    fn verdict(&self, operation: &Operation) -> Option<io::ErrorKind> {
+        let Judge(judge) = lock(&self.judge).clone()?;
+        let (act, name) = operation.act(&lock(&self.now).0);
+        // No lock is held: it may look at the disk.
+        judge(act, &name)
     }
 
     fn sync(&self, operation: Operation) -> io::Result<()> {
         if self.syncs_fail.load(Ordering::SeqCst) {
             return Err(io::Error::other("the simulated disk is broken"));
         }
-        self.record(operation);
+        self.record(operation)?;
         let hook = lock(&self.after_sync).take();
         if let Some(Hook(act)) = hook {
             act();
@@ -196,10 +262,12 @@ impl Simulation {
         lock(&self.0.now).1.len()
     }
 
-    /// Whether a file of this name was made after the first `count` operations.
-    pub(crate) fn was_created(&self, count: usize, name: &str) -> bool {
-        let now = lock(&self.0.now);
-        now.1[count..].iter().any(|it| matches!(it, Operation::Create { name: made, .. } if made == name))
+    /// Asks `judge` before each operation from now on: what it gives is how the operation fails.
+    pub(crate) fn let_fail(
+        &self,
+        judge: impl Fn(Act, &str) -> Option<io::ErrorKind> + Send + Sync + 'static,
+    ) {
+        *lock(&self.0.judge) = Some(Judge(Arc::new(judge)));
     }
 
     /// Whether every sync fails from now on.
@@ -233,7 +301,7 @@ impl Simulation {
         }
         let died = Self::new(self.0.start.clone());
         // What was not synced is still to be lost with the power.
-        operations.into_iter().for_each(|operation| died.0.record(operation));
+        operations.into_iter().for_each(|operation| died.0.apply(operation));
         died
     }
 
@@ -368,7 +436,7 @@ impl Directory for Simulation {
             }
             now.0.files.len()
         };
-        self.0.record(Operation::Create { file, name: name.to_owned() });
+        self.0.record(Operation::Create { file, name: name.to_owned() })?;
         Ok(Arc::new(SimulatedFile { recorder: Arc::clone(&self.0), file }))
     }
 
@@ -379,20 +447,17 @@ impl Directory for Simulation {
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.open(from)?;
-        self.0.record(Operation::Rename { from: from.to_owned(), to: to.to_owned() });
-        Ok(())
+        self.0.record(Operation::Rename { from: from.to_owned(), to: to.to_owned() })
     }
 
     fn exchange(&self, one: &str, other: &str) -> io::Result<()> {
         self.open(one).and_then(|_| self.open(other))?;
-        self.0.record(Operation::Exchange { one: one.to_owned(), other: other.to_owned() });
-        Ok(())
+        self.0.record(Operation::Exchange { one: one.to_owned(), other: other.to_owned() })
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
         self.open(name)?;
-        self.0.record(Operation::Remove { name: name.to_owned() });
-        Ok(())
+        self.0.record(Operation::Remove { name: name.to_owned() })
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
@@ -414,13 +479,11 @@ impl StoredFile for SimulatedFile {
     }
 
     fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
-        self.recorder.record(Operation::Write { file: self.file, offset, data: data.to_vec() });
-        Ok(())
+        self.recorder.record(Operation::Write { file: self.file, offset, data: data.to_vec() })
     }
 
     fn punch_hole(&self, range: Range<u64>) -> io::Result<()> {
-        self.recorder.record(Operation::Punch { file: self.file, range });
-        Ok(())
+        self.recorder.record(Operation::Punch { file: self.file, range })
     }
 
     fn sync_data(&self) -> io::Result<()> {
@@ -428,8 +491,7 @@ impl StoredFile for SimulatedFile {
     }
 
     fn set_length(&self, length: u64) -> io::Result<()> {
-        self.recorder.record(Operation::SetLength { file: self.file, length });
-        Ok(())
+        self.recorder.record(Operation::SetLength { file: self.file, length })
     }
 
     fn length(&self) -> io::Result<u64> {
