@@ -167,10 +167,11 @@ impl Top {
             // What is behind the end, half a record or more, must not be kept; the chained CRCs would hold without this.
             let cut = lock(&top.log).file.set_length(recovered.end.position);
             cut.map_err(|error| failed("cut", &top.log_path, error))?;
-            top.begin_session(boot)?;
+            // Before the session: with its record the power counts as never lost, and nobody would look for leftovers.
             if recovered.power_was_lost {
                 top.free_leftovers()?;
             }
+            top.begin_session(boot)?;
         }
         Ok(Opened { top, sealed: recovered.sealed })
     }

@@ -15,7 +15,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 const SECTOR: u64 = 512;
@@ -171,7 +170,6 @@ impl State {
 struct Recorder {
     start: State,
     now: Mutex<(State, Vec<Operation>)>,
-    syncs_fail: AtomicBool,
     after_sync: Mutex<Option<Hook>>,
     judge: Mutex<Option<Judge>>,
 }
@@ -235,9 +233,6 @@ impl Recorder {
     }
 
     fn sync(&self, operation: Operation) -> io::Result<()> {
-        if self.syncs_fail.load(Ordering::SeqCst) {
-            return Err(io::Error::other("the simulated disk is broken"));
-        }
         self.record(operation)?;
         let hook = lock(&self.after_sync).take();
         if let Some(Hook(act)) = hook {
@@ -268,11 +263,6 @@ impl Simulation {
         judge: impl Fn(Act, &str) -> Option<io::ErrorKind> + Send + Sync + 'static,
     ) {
         *lock(&self.0.judge) = Some(Judge(Arc::new(judge)));
-    }
-
-    /// Whether every sync fails from now on.
-    pub(crate) fn let_syncs_fail(&self, fail: bool) {
-        self.0.syncs_fail.store(fail, Ordering::SeqCst);
     }
 
     /// Drops what was recorded: no crash is asked for any more.

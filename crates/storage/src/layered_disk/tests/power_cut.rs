@@ -2,8 +2,10 @@
 //! were not flushed. See the simulation for what is left then.
 
 use super::*;
+use crate::top::simulation::Act;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use std::io::ErrorKind;
 
 const BLOCKS: u64 = 20;
 const SIZE: u64 = BLOCKS * BLOCK_BYTES;
@@ -189,6 +191,32 @@ fn a_void_write_never_comes_back() {
 }
 
 #[test]
+fn leftovers_of_a_power_cut_are_freed_though_the_process_that_finds_them_dies() {
+    let simulation = Simulation::default();
+    let create = LayeredDisk::create_in(simulation.directory(), Arc::new(lower()), SIZE, u64::MAX, &BOOT);
+    let disk = create.unwrap();
+    disk.flush().unwrap();
+    disk.write_at(&[0xAA; 4096], 4096).unwrap();
+    disk.write_at(&[0xBB; 4096], 5 * BLOCK_BYTES).unwrap();
+    drop(disk);
+    let boot = BootId::new([2; 16]);
+    let mut random = StdRng::seed_from_u64(6);
+    let mut kept = 0;
+    for seed in 0..32 {
+        let cut = simulation.after_power_cut(simulation.recorded(), seed);
+        kept += u64::from(cut.stored_bytes("top-1.data") > 0);
+        drop(LayeredDisk::open_in(cut.directory(), Arc::new(lower()), &boot).unwrap());
+        for count in 0..=cut.recorded() {
+            let died = cut.after_death(count, &mut random);
+            let disk = LayeredDisk::open_in(died.directory(), Arc::new(lower()), &boot).unwrap();
+            assert_eq!(died.stored_bytes("top-1.data"), 0, "power cut {seed}, death after {count}");
+            assert_same(&content(&disk), &model_of(&lower(), SIZE), "the writes are void");
+        }
+    }
+    assert!(kept > 0, "some of the power cuts leave something");
+}
+
+#[test]
 fn a_flush_does_not_cover_what_is_written_while_it_runs() {
     let simulation = Simulation::default();
     let disk =
@@ -228,9 +256,9 @@ fn a_failed_fsync_is_told_until_the_disk_is_opened_again() {
     let disk = create.unwrap();
     disk.flush().unwrap();
     disk.write_at(&[3; 4096], 0).unwrap();
-    simulation.let_syncs_fail(true);
+    simulation.let_fail(|act, _| (act == Act::Sync).then_some(ErrorKind::Other));
     assert!(matches!(disk.flush(), Err(StorageError::NotDurable { .. })));
-    simulation.let_syncs_fail(false);
+    simulation.let_fail(|_, _| None);
     assert!(
         matches!(disk.flush(), Err(StorageError::NotDurable { .. })),
         "a second attempt must not pretend"
@@ -241,9 +269,9 @@ fn a_failed_fsync_is_told_until_the_disk_is_opened_again() {
     let disk = open().unwrap();
     disk.flush().unwrap();
     disk.seal().unwrap();
-    simulation.let_syncs_fail(true);
+    simulation.let_fail(|act, _| (act == Act::Sync).then_some(ErrorKind::Other));
     assert!(matches!(disk.flush(), Err(StorageError::NotDurable { .. })));
-    simulation.let_syncs_fail(false);
+    simulation.let_fail(|_, _| None);
     assert!(matches!(disk.flush(), Err(StorageError::NotDurable { .. })), "nor for the manifest");
     drop(disk);
     open().unwrap().flush().unwrap();
