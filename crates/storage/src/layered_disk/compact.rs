@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   name of the merged top recorded as removable, durable ─▶ states and data copied ─▶ sealed, durable
-//!     ─▶ ‖ nobody else holds the old ones? swapped in memory and in the manifest ‖ ─▶ manifest durable ─▶ old ones removed
+//!     ─▶ ‖ nobody else holds the old ones? swapped in the manifest, then in memory ‖ ─▶ manifest durable ─▶ old ones removed
 //! ```
 //! A crash anywhere leaves either the old tops with a removable new one, or the new one with removable old ones. Reads see
 //! the same bytes before and after. Seals, reads and writes wait for the part between ‖ only.
 //!
 //! Owns nothing that lasts.
 
-use super::manifest::TopName;
+use super::manifest::{self, Manifest, TopName};
 use super::open::is_free;
 use super::{LayeredDisk, SealedTop, StackedImage, State, StorageError, Top, lock, remove_files};
 use crate::BLOCK_BYTES;
@@ -94,35 +94,34 @@ impl LayeredDisk {
         let (directory, keeper) = (Arc::clone(&self.directory), Some(Arc::clone(&self.keeper)));
         let merged = Arc::new(SealedTop::hold(name.to_owned(), Arc::clone(top), directory, keeper)?);
         let _structure = lock(&self.structure);
-        let Some(before) = self.swap_in(old, &merged)? else { return Ok(None) };
         let mut next = self.keeper.manifest();
         next.sealed.splice(..old.len(), [TopName::new(name, &top.identity().id)]);
         next.removable.retain(|other| other != name);
         next.removable.extend(old.iter().map(|top| top.name().to_owned()));
-        if let Err(error) = self.record(next, &[top]) {
-            *self.state.write().unwrap_or_else(PoisonError::into_inner) = before;
-            return Err(error);
-        }
-        Ok(Some(merged))
+        next.set_boot(&self.boot);
+        manifest::write(&*self.directory, &next)?;
+        Ok(self.swap_in(old, &merged, next)?.then_some(merged))
     }
 
-    /// Puts the merged top in the place of the old ones, and returns the state before; `None` when someone holds an old
-    /// one.
+    /// Puts the merged top in the place of the old ones; `false` when someone holds an old one.
     fn swap_in(
         &self,
         old: &[Arc<SealedTop>],
         merged: &Arc<SealedTop>,
-    ) -> Result<Option<Arc<State>>, StorageError> {
+        next: Manifest,
+    ) -> Result<bool, StorageError> {
+        // Until the end nobody gets a handle: of an old one no more, of the merged one not before the manifest names it.
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         if held(old)? {
-            return Ok(None);
+            return Ok(false);
         }
+        self.keeper.publish(next, &[merged.top()])?;
         let mut tops = state.below.tops().to_vec();
         tops.splice(..old.len(), [Arc::clone(merged)]);
         let below = StackedImage::new(Arc::clone(&self.lower), tops);
         let current = Arc::clone(&state.current);
-        let next = Arc::new(State { current_name: state.current_name.clone(), current, below });
-        Ok(Some(std::mem::replace(&mut *state, next)))
+        *state = Arc::new(State { current_name: state.current_name.clone(), current, below });
+        Ok(true)
     }
 
     /// Removes the files of a top that did not come to be.

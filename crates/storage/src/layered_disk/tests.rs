@@ -1,6 +1,7 @@
 //! Disks against a plain list of bytes: whatever is done to them, and whatever kills them.
 
 mod child;
+mod compaction;
 mod faults;
 mod log_rewrite;
 mod power_cut;

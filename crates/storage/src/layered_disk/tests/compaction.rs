@@ -1,0 +1,88 @@
+//! Tops that are merged, and who may see or hold them meanwhile.
+
+use super::*;
+use crate::top::simulation::Act;
+use std::io::ErrorKind;
+use std::sync::OnceLock;
+
+const SIZE: u64 = 20 * BLOCK_BYTES;
+
+fn lower() -> Arc<dyn Image> {
+    Arc::new(Stripes { size: 12 * BLOCK_BYTES + 100 })
+}
+
+/// Seals so many tops, each with something of its own.
+fn seal_tops(disk: &LayeredDisk, count: u64) {
+    for number in 1..=count {
+        disk.write_at(&[number as u8; 6000], number * 5000).unwrap();
+        disk.seal().unwrap();
+    }
+}
+
+/// Refuses manifests once told to, and lets something be done when the manifest with the merged top is written aside.
+fn refuse_manifests(
+    simulation: &Simulation,
+    refuse: &Arc<AtomicBool>,
+    aside: impl Fn() + Send + Sync + 'static,
+) {
+    let (refuse, written) = (Arc::clone(refuse), AtomicU64::new(0));
+    simulation.let_fail(move |act, name| {
+        let manifest = name == "disk.writing.json";
+        // The first one only says that a merged top is being made.
+        if (act, manifest) == (Act::Create, true) && written.fetch_add(1, Ordering::SeqCst) == 1 {
+            refuse.store(true, Ordering::SeqCst);
+            aside();
+        }
+        let publishes = manifest && matches!(act, Act::Exchange | Act::Rename);
+        (publishes && refuse.load(Ordering::SeqCst)).then_some(ErrorKind::StorageFull)
+    });
+}
+
+#[test]
+fn a_merged_top_that_no_manifest_names_is_given_to_nobody() {
+    let simulation = Simulation::default();
+    let disk = LayeredDisk::create_in(simulation.directory(), lower(), SIZE, u64::MAX, &BOOT).unwrap();
+    seal_tops(&disk, 4);
+    let disk = Arc::new(disk);
+    let expected = content(&*disk);
+    let refuse = Arc::new(AtomicBool::new(false));
+    // What a child gets to stand on that is made in just this moment.
+    let child = Arc::new(OnceLock::new());
+    let (parent, image) = (Arc::downgrade(&disk), Arc::clone(&child));
+    refuse_manifests(&simulation, &refuse, move || {
+        image.set(parent.upgrade().unwrap().sealed_image()).unwrap();
+    });
+    assert!(disk.compact(3).is_err() || disk.sealed_tops().len() == 4, "the manifest could not be replaced");
+    let names = simulation.directory().names().unwrap();
+    for top in child.get().unwrap().tops() {
+        assert!(names.contains(&format!("{}.data", top.name())), "a child stands on {}", top.name());
+    }
+    let mut found = vec![0xEE; SIZE as usize];
+    child.get().unwrap().read_at(&mut found, 0).unwrap();
+    assert_same(&found, &expected, "the child");
+    assert_same(&content(&*disk), &expected, "the disk");
+}
+
+#[test]
+fn a_merge_whose_manifest_is_refused_changes_nothing_and_can_be_done_again() {
+    let simulation = Simulation::default();
+    let disk = LayeredDisk::create_in(simulation.directory(), lower(), SIZE, u64::MAX, &BOOT).unwrap();
+    seal_tops(&disk, 4);
+    let expected = content(&disk);
+    let ids = |disk: &LayeredDisk| disk.sealed_tops().iter().map(|top| top.id()).collect::<Vec<_>>();
+    let (before, used) = (ids(&disk), disk.usage().stored_bytes);
+    let refuse = Arc::new(AtomicBool::new(false));
+    refuse_manifests(&simulation, &refuse, || {});
+    assert!(matches!(disk.compact(3), Err(StorageError::NoSpace { .. })));
+    assert_eq!((ids(&disk), disk.usage().stored_bytes), (before.clone(), used));
+    assert_same(&content(&disk), &expected, "after the refusal");
+    // The next process finds the same.
+    let died = simulation.after_death(simulation.recorded(), &mut rand::SeedableRng::seed_from_u64(1));
+    let found = LayeredDisk::open_in(died.directory(), lower(), &BOOT).unwrap();
+    assert_eq!(ids(&found), before);
+    assert_same(&content(&found), &expected, "for the next process");
+    simulation.let_fail(|_, _| None);
+    assert!(matches!(disk.compact(3).unwrap(), Compaction::Merged { .. }));
+    assert_eq!(disk.sealed_tops().len(), 2);
+    assert_same(&content(&disk), &expected, "merged");
+}
