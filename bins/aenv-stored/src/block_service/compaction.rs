@@ -46,6 +46,9 @@ impl Service {
                 DiskLife::Live { disk, .. } => Arc::clone(disk),
                 _ => continue,
             };
+            if let Err(error) = disk.remove_merged_tops() {
+                tracing::warn!(disk = %entry.name, %error, "files of merged tops cannot be removed for now");
+            }
             let tops = disk.usage().sealed_tops;
             // A guest that waits for room has none to spare for a copy.
             if tops <= LONG || !self.exports.stalled().is_empty() {

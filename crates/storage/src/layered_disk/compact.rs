@@ -39,9 +39,11 @@ impl LayeredDisk {
     /// Merges the `oldest` sealed tops (fewer if there are fewer) into one.
     ///
     /// # Errors
-    /// When the host cannot store it: the disk is as it was then.
+    /// When the host cannot store it. The disk reads the same, on the old tops or on the merged one; what is not needed of
+    /// them is removed by the next call.
     pub fn compact(&self, oldest: usize) -> Result<Compaction, StorageError> {
         let _one = lock(&self.compaction);
+        self.remove_given_up()?;
         let old: Vec<Arc<SealedTop>> = self.sealed_tops().into_iter().take(oldest).collect();
         let [first, .., _] = old.as_slice() else { return Ok(Compaction::NothingToDo) };
         if held(&old)? {
@@ -73,11 +75,20 @@ impl LayeredDisk {
         let stored = old.iter().map(|top| top.stored_bytes()).sum::<u64>();
         let freed_bytes = stored - merged.stored_bytes();
         self.allowance.release(freed_bytes / BLOCK_BYTES);
-        // Readers that are still in the old ones keep the files until they are done.
-        let names = old.iter().map(|top| top.name().to_owned()).collect::<Vec<_>>();
+        // Readers that are still in the old ones keep the files: those are removed later.
         drop(old);
-        self.remove_removable(&names)?;
+        self.remove_given_up()?;
         Ok(Compaction::Merged { freed_bytes })
+    }
+
+    /// Removes files of merged tops that someone held when they were merged and nobody holds any more. Costs nothing when
+    /// there are none: to be called now and then.
+    ///
+    /// # Errors
+    /// When the host cannot make the manifest durable that does without them, or not remove them.
+    pub fn remove_merged_tops(&self) -> Result<(), StorageError> {
+        let _one = lock(&self.compaction);
+        self.remove_given_up()
     }
 
     /// Makes the merged top and puts it in the place of the old ones; `None` when someone holds an old one.
@@ -139,11 +150,15 @@ impl LayeredDisk {
     }
 
     /// Removes tops that the manifest has given up, if nobody holds them. The manifest is made durable first, since an
-    /// older one may name them.
-    pub(super) fn remove_removable(&self, names: &[String]) -> Result<(), StorageError> {
+    /// older one may name them. Whoever calls holds the compaction, so that none of them is being made.
+    fn remove_given_up(&self) -> Result<(), StorageError> {
+        let names = self.keeper.manifest().removable;
+        if names.is_empty() {
+            return Ok(());
+        }
         self.keeper.settle()?;
         let mut removed = Vec::new();
-        for name in names {
+        for name in &names {
             if is_free(&*self.directory, name)? {
                 remove_files(&*self.directory, name)?;
                 removed.push(name.as_str());

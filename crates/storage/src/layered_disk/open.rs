@@ -97,14 +97,12 @@ impl LayeredDisk {
         let used = stored + current.map().data_blocks() * BLOCK_BYTES;
         let allowance = Allowance::new(&path, manifest.quota, used);
         let below = StackedImage::new(Arc::clone(&lower), tops);
-        let state = State { current_name: manifest.current.name.clone(), current, below };
+        let state = State { current_name: manifest.current.name, current, below };
         let disk = Self::assemble(directory, *boot, lower, keeper, allowance, state, next_number, lock);
         if opened.sealed {
             disk.replace_sealed_current()?;
         }
-        if !manifest.removable.is_empty() {
-            disk.remove_removable(&manifest.removable)?;
-        }
+        disk.remove_merged_tops()?;
         Ok(disk)
     }
 

@@ -86,3 +86,45 @@ fn a_merge_whose_manifest_is_refused_changes_nothing_and_can_be_done_again() {
     assert_eq!(disk.sealed_tops().len(), 2);
     assert_same(&content(&disk), &expected, "merged");
 }
+
+/// Files of tops in a directory of the host.
+fn files_of_tops(path: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(path).unwrap();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with("top-"))
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn tops_that_a_reader_held_while_they_were_merged_are_removed_later() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    let disk = LayeredDisk::create(&path, lower(), SIZE, u64::MAX, &BOOT).unwrap();
+    let merge_under_a_reader = || {
+        seal_tops(&disk, 3);
+        // What a read has from its beginning to its end.
+        let reader = disk.state();
+        assert!(matches!(disk.compact(usize::MAX).unwrap(), Compaction::Merged { .. }));
+        reader
+    };
+    let reader = merge_under_a_reader();
+    let merged = ["top-4.data", "top-4.log", "top-5.data", "top-5.log"];
+    disk.remove_merged_tops().unwrap();
+    assert_eq!(files_of_tops(&path).len(), 4 * 2 + 2, "the reader needs the old ones");
+    drop(reader);
+    disk.remove_merged_tops().unwrap();
+    assert_eq!(files_of_tops(&path), merged);
+    // The next compaction does it as well, even when there is nothing to merge.
+    drop(merge_under_a_reader());
+    assert_eq!(files_of_tops(&path).len(), 5 * 2 + 2);
+    assert_eq!(disk.compact(usize::MAX).unwrap(), Compaction::NothingToDo);
+    assert_eq!(files_of_tops(&path).len(), 2 * 2);
+    let expected = content(&disk);
+    drop(disk);
+    let disk = LayeredDisk::open(&path, lower(), &BOOT).unwrap();
+    assert_same(&content(&disk), &expected, "opened again");
+    assert_eq!(files_of_tops(&path).len(), 2 * 2);
+}
