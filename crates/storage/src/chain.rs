@@ -90,15 +90,20 @@ impl LayerChain {
         Ok(())
     }
 
-    /// The first run of segments from byte `offset` on that `kind` gives one and the same kind to.
+    /// The first run of segments in a range of bytes that `kind` gives one and the same kind to.
     fn next_run<K: PartialEq>(
         &self,
-        offset: u64,
+        range: Range<u64>,
         kind: impl Fn(Content) -> Option<K>,
     ) -> Option<(Range<u64>, K)> {
+        let end = range.end.min(self.size);
+        if range.start >= end {
+            return None;
+        }
         let mut run: Option<(Range<u64>, K)> = None;
-        for segment in self.index.segments(offset / SECTOR_BYTES..self.size / SECTOR_BYTES) {
-            let bytes = (segment.start * SECTOR_BYTES).max(offset)..segment.end * SECTOR_BYTES;
+        for segment in self.index.segments(range.start / SECTOR_BYTES..end.div_ceil(SECTOR_BYTES)) {
+            let bytes =
+                (segment.start * SECTOR_BYTES).max(range.start)..(segment.end * SECTOR_BYTES).min(end);
             match (&mut run, kind(segment.content)) {
                 (None, Some(kind)) => run = Some((bytes, kind)),
                 (Some((range, of)), Some(kind)) if *of == kind => range.end = bytes.end,
@@ -124,7 +129,11 @@ impl Image for LayerChain {
     }
 
     fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>, StorageError> {
-        let run = self.next_run(offset, |content| matches!(content, Content::Stored { .. }).then_some(()));
+        self.next_data_in(offset..self.size)
+    }
+
+    fn next_data_in(&self, range: Range<u64>) -> Result<Option<Range<u64>>, StorageError> {
+        let run = self.next_run(range, |content| matches!(content, Content::Stored { .. }).then_some(()));
         Ok(run.map(|(range, ())| range))
     }
 }
@@ -156,11 +165,15 @@ impl Image for UpperLayers {
     fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>, StorageError> {
         self.chain.next_data(offset)
     }
+
+    fn next_data_in(&self, range: Range<u64>) -> Result<Option<Range<u64>>, StorageError> {
+        self.chain.next_data_in(range)
+    }
 }
 
 impl Delta for UpperLayers {
     fn next_change(&self, offset: u64) -> Result<Option<Change>, StorageError> {
-        let run = self.chain.next_run(offset, |content| {
+        let run = self.chain.next_run(offset..self.size(), |content| {
             let (tag, kind) = match content {
                 Content::Absent => return None,
                 Content::Zeroed { tag } => (tag, ChangeKind::Zeros),

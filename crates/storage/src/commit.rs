@@ -243,13 +243,9 @@ impl Commit<'_> {
         let hidden = range.start.max(known_end.min(range.end))..range.end;
         let mut position = range.start;
         while position < hidden.start
-            && let Some(data) = below.next_data(position)?
+            && let Some(data) = below.next_data_in(position..hidden.start)?
         {
-            let start = data.start.max(position);
-            let start = start - start % self.granularity;
-            if start >= hidden.start {
-                break;
-            }
+            let start = data.start - data.start % self.granularity;
             let end = data.end.max(start + 1).next_multiple_of(self.granularity).min(hidden.start);
             self.writer.zeros(start, end - start)?;
             position = end;

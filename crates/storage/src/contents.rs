@@ -48,6 +48,22 @@ pub trait Image: Debug + Send + Sync + 'static {
     /// As [`Image::read_at`].
     fn next_data(&self, offset: u64) -> Result<Option<std::ops::Range<u64>>, StorageError>;
 
+    /// As [`Image::next_data`], but of `range` alone, which may reach over the end. Where runs are put together from many
+    /// parts this costs what the range is long, and not what the run is.
+    ///
+    /// # Errors
+    /// As [`Image::read_at`].
+    fn next_data_in(
+        &self,
+        range: std::ops::Range<u64>,
+    ) -> Result<Option<std::ops::Range<u64>>, StorageError> {
+        if range.start >= range.end.min(self.size()) {
+            return Ok(None);
+        }
+        let found = self.next_data(range.start)?.filter(|found| found.start < range.end);
+        Ok(found.map(|found| found.start..found.end.min(range.end)))
+    }
+
     /// Returns when the image survives the loss of power. Layers do from the moment they are published, so only what is
     /// made of sealed tops has something to do here. A disk above calls it before its first flush returns.
     ///

@@ -2,6 +2,7 @@
 
 mod child;
 mod compaction;
+mod cost;
 mod faults;
 mod log_rewrite;
 mod power_cut;
@@ -216,6 +217,14 @@ fn check_stack(disk: &LayeredDisk, model: &[u8]) {
         position = data.end;
     }
     assert!(model[position as usize..].iter().all(|byte| *byte == 0));
+    for start in (0..image.size() + 9000).step_by(7777) {
+        for length in [1, 5000, 100_000, u64::MAX - start] {
+            let whole = if start < image.size() { image.next_data(start).unwrap() } else { None };
+            let part = whole.filter(|run| run.start < start + length);
+            let part = part.map(|run| run.start..run.end.min(start + length));
+            assert_eq!(image.next_data_in(start..start + length).unwrap(), part);
+        }
+    }
     let mut rebuilt = model_of(&Stripes { size: image.lower().size() }, disk.size());
     for top in image.tops() {
         let mut from = 0;

@@ -98,18 +98,23 @@ impl Top {
         allowance: &Allowance,
     ) -> Result<(), StorageError> {
         let _counted = self.count_change();
+        let mut visible = Visible::new(below, blocks.clone());
         let mut position = blocks.start;
         while position < blocks.end {
-            let (state, end) = self.map.run(position, blocks.end);
-            let hidden = hides_nothing(below, position..end)?;
-            if state == BlockState::Absent && hidden.1 && hidden.0 > position {
-                // Zeros already, as far as `hidden.0`.
-                position = hidden.0;
+            let (end, shows) = visible.run(position)?;
+            if !shows
+                && self.map.state(position) == BlockState::Absent
+                && let (BlockState::Absent, end) = self.map.run(position, end)
+            {
+                // Zeros already.
+                position = end;
                 continue;
             }
             let region_end = (position / REGION_BLOCKS + 1) * REGION_BLOCKS;
             let part = position..region_end.min(blocks.end);
-            self.clear_in_region(part.clone(), below, allowance)?;
+            // Before the region is locked: it may take a while.
+            let runs = visible.runs(part.clone())?;
+            self.clear_in_region(part.start, &runs, allowance)?;
             position = part.end;
         }
         Ok(())
@@ -117,17 +122,15 @@ impl Top {
 
     fn clear_in_region(
         &self,
-        blocks: Range<u64>,
-        below: &dyn Image,
+        first: u64,
+        runs: &[(Range<u64>, bool)],
         allowance: &Allowance,
     ) -> Result<(), StorageError> {
-        let _alone = self.region(blocks.start).write().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.region(first).write().unwrap_or_else(PoisonError::into_inner);
         let (mut changes, mut freed) = (Vec::new(), Vec::new());
-        let mut position = blocks.start;
-        while position < blocks.end {
-            let (end, nothing_below) = hides_nothing(below, position..blocks.end)?;
-            let state = if nothing_below { BlockState::Absent } else { BlockState::Zero };
-            for run in self.map.runs(position..end).filter(|run| run.state != state) {
+        for (blocks, shows) in runs {
+            let state = if *shows { BlockState::Zero } else { BlockState::Absent };
+            for run in self.map.runs(blocks.clone()).filter(|run| run.state != state) {
                 // Absent and zero look the same where nothing is below.
                 if run.state == BlockState::Data || state == BlockState::Zero {
                     changes.push(BlockRange { state, ..run });
@@ -136,7 +139,6 @@ impl Top {
                     freed.push(run);
                 }
             }
-            position = end;
         }
         self.change(&changes)?;
         allowance.release(freed.iter().map(|run| run.count).sum());
@@ -178,16 +180,40 @@ fn regions_of(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// From the first block of `blocks` on: how far it goes that all or none of them may show something of `below`, and
-/// whether it is none.
-fn hides_nothing(below: &dyn Image, blocks: Range<u64>) -> Result<(u64, bool), StorageError> {
-    let start = blocks.start * BLOCK_BYTES;
-    let next = if start < below.size() { below.next_data(start)? } else { None };
-    Ok(match next {
-        None => (blocks.end, true),
-        Some(data) if data.start / BLOCK_BYTES > blocks.start => {
-            (blocks.end.min(data.start / BLOCK_BYTES), true)
+/// Which blocks of a range may show something of the image below. Asked in ascending order, it asks the image for each of
+/// its runs once, however many parts the range is done in.
+struct Visible<'a> {
+    below: &'a dyn Image,
+    limit: u64,
+    /// The last run of blocks that show something: all before it, as far as they were asked for, show nothing.
+    last: Range<u64>,
+}
+
+impl<'a> Visible<'a> {
+    fn new(below: &'a dyn Image, blocks: Range<u64>) -> Self {
+        Self { below, limit: blocks.end, last: blocks.start..blocks.start }
+    }
+
+    /// Where the run ends that `block`, which is in the range, begins or goes on, and whether it shows something.
+    fn run(&mut self, block: u64) -> Result<(u64, bool), StorageError> {
+        if block >= self.last.end {
+            let data = self.below.next_data_in(block * BLOCK_BYTES..self.limit * BLOCK_BYTES)?;
+            self.last = data.map_or(self.limit..self.limit, |data| {
+                data.start / BLOCK_BYTES..data.end.div_ceil(BLOCK_BYTES)
+            });
         }
-        Some(data) => (blocks.end.min(data.end.div_ceil(BLOCK_BYTES).max(blocks.start + 1)), false),
-    })
+        Ok(if block < self.last.start { (self.last.start, false) } else { (self.last.end, true) })
+    }
+
+    /// The runs of a part of the range.
+    fn runs(&mut self, blocks: Range<u64>) -> Result<Vec<(Range<u64>, bool)>, StorageError> {
+        let mut runs = Vec::new();
+        let mut position = blocks.start;
+        while position < blocks.end {
+            let (end, shows) = self.run(position)?;
+            runs.push((position..end.min(blocks.end), shows));
+            position = end;
+        }
+        Ok(runs)
+    }
 }

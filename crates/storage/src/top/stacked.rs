@@ -46,38 +46,6 @@ impl StackedImage {
         }
         if behind.is_empty() { Ok(()) } else { self.read_from(below, behind, offset + there) }
     }
-
-    /// The first piece of data in `range`; what follows it may belong to it.
-    fn next_piece(
-        &self,
-        tops: &[Arc<SealedTop>],
-        range: Range<u64>,
-    ) -> Result<Option<Range<u64>>, StorageError> {
-        let clip =
-            |found: Range<u64>| (found.start < range.end).then(|| found.start..found.end.min(range.end));
-        let Some((top, below)) = tops.split_last() else {
-            let found =
-                if range.start < self.lower.size() { self.lower.next_data(range.start)? } else { None };
-            return Ok(found.and_then(clip));
-        };
-        let end = range.end.min(top.size());
-        let mut position = range.start;
-        while position < end {
-            let (state, run_end) = top.top().map().run(position / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
-            let run_end = end.min(run_end * BLOCK_BYTES);
-            match state {
-                BlockState::Data => return Ok(Some(position..run_end)),
-                BlockState::Zero => {}
-                BlockState::Absent => {
-                    if let Some(found) = self.next_piece(below, position..run_end)? {
-                        return Ok(Some(found));
-                    }
-                }
-            }
-            position = run_end;
-        }
-        if position < range.end { self.next_piece(below, position..range.end) } else { Ok(None) }
-    }
 }
 
 impl Image for StackedImage {
@@ -95,15 +63,35 @@ impl Image for StackedImage {
     }
 
     fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>, StorageError> {
-        let Some(mut found) = self.next_piece(&self.tops, offset..self.size.max(offset))? else {
-            return Ok(None);
-        };
-        while let Some(more) =
-            self.next_piece(&self.tops, found.end..self.size)?.filter(|it| it.start == found.end)
-        {
-            found.end = more.end;
+        self.next_data_in(offset..self.size)
+    }
+
+    fn next_data_in(&self, range: Range<u64>) -> Result<Option<Range<u64>>, StorageError> {
+        let end = range.end.min(self.size);
+        let mut position = range.start;
+        let mut found: Option<Range<u64>> = None;
+        while position < end {
+            let run = run_of_tops(&self.tops, position / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+            let piece = position..end.min(run.blocks().end * BLOCK_BYTES);
+            let data = match run.state {
+                BlockState::Data => Some(piece.clone()),
+                BlockState::Zero => None,
+                BlockState::Absent => self.lower.next_data_in(piece.clone())?,
+            };
+            match (&mut found, data) {
+                (None, None) => position = piece.end,
+                (None, Some(data)) => {
+                    position = data.end;
+                    found = Some(data);
+                }
+                (Some(found), Some(data)) if data.start == found.end => {
+                    position = data.end;
+                    found.end = data.end;
+                }
+                (Some(_), _) => break,
+            }
         }
-        Ok(Some(found))
+        Ok(found)
     }
 
     fn make_durable(&self) -> Result<(), StorageError> {
@@ -138,9 +126,14 @@ impl Delta for StackedImage {
     }
 }
 
-/// The run at `block` in which one of the tops, or none, is the uppermost that has the blocks, all in one state.
+/// Blocks that a top's map is searched for the end of a run: who wants the whole run asks again, and who finds something
+/// else in another top soon has not paid for all of the disk.
+const LOOK_AHEAD: u64 = 32768;
+
+/// The run at `block` in which one of the tops, or none, is the uppermost that has the blocks, all in one state. The next
+/// one may be in the same.
 pub(crate) fn run_of_tops(tops: &[Arc<SealedTop>], block: u64, limit: u64) -> BlockRange {
-    let mut end = limit;
+    let mut end = limit.min(block + LOOK_AHEAD);
     for top in tops.iter().rev() {
         let map = top.top().map();
         if block >= map.blocks() {

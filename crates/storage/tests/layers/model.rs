@@ -206,6 +206,9 @@ pub(crate) fn data_runs(image: &dyn Image, disk: &[u8]) -> Vec<std::ops::Range<u
             disk[position as usize..run.start as usize].iter().all(|byte| *byte == 0),
             "{position} to {run:?}"
         );
+        let within = |end| image.next_data_in(position..end).unwrap();
+        assert_eq!((within(run.start), within(u64::MAX)), (None, Some(run.clone())));
+        assert_eq!(within(run.start + 1), Some(run.start..run.start + 1));
         position = run.end;
         runs.push(run);
     }
