@@ -95,7 +95,7 @@ impl<'a> LayerWriter<'a> {
         for entries in entries.chunks(PADDED_TO as usize) {
             block.clear();
             block.extend(entries.iter().flat_map(Mapping::encode));
-            while block.len() < block.capacity() {
+            for _ in entries.len()..PADDED_TO as usize {
                 block.extend(padding());
             }
             self.write(&block)?;
