@@ -16,11 +16,11 @@ use crate::top::{BootId, Directory, StoredFile, TopId, remove_if_there, size_is_
 use crate::{StorageError, raw_file::failed};
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 pub(super) const DURABLE: &str = "disk.json";
 pub(super) const PENDING: &str = "disk.pending.json";
-const WRITING: &str = "disk.writing.json";
+pub(super) const WRITING: &str = "disk.writing.json";
 pub(super) const LOCK: &str = "lock";
 
 const VERSION: u32 = 1;
@@ -137,13 +137,29 @@ pub(super) fn write(directory: &dyn Directory, manifest: &Manifest) -> Result<()
 
 /// Puts what [`write`] wrote last in the place of the pending manifest. An older one is swapped for it rather than
 /// replaced: some filesystems write a file out before it may replace another, and a seal must not wait for that.
+///
+/// Where names cannot be swapped it is replaced all the same, which takes longer and is as safe: the death of the process
+/// finds one of the two either way, and after a power cut the pending one does not count.
 pub(super) fn publish(directory: &dyn Directory) -> Result<(), StorageError> {
     let path = directory.path().join(PENDING);
     let published = match directory.exchange(WRITING, PENDING) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => directory.rename(WRITING, PENDING),
+        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => {
+            say_that_names_cannot_be_swapped(directory, &error);
+            directory.rename(WRITING, PENDING)
+        }
         exchanged => exchanged,
     };
     published.map_err(|error| failed("replace", &path, error))
+}
+
+/// Once in the life of the process: it is so for every disk of the filesystem, with every seal.
+fn say_that_names_cannot_be_swapped(directory: &dyn Directory, error: &io::Error) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        let path = directory.path().display();
+        tracing::warn!(%path, %error, "the filesystem cannot swap files: sealing a disk may wait for the disk");
+    });
 }
 
 /// A manifest as it was found.

@@ -13,7 +13,7 @@ use crate::blob::FileBlob;
 use crate::chain::LayerChain;
 use crate::commit::{Below, LayerOptions, Source, write_layer_file};
 use crate::layer::Layer;
-use crate::top::simulation::Simulation;
+use crate::top::simulation::{Act, Simulation};
 use crate::{ChangeKind, Delta};
 use proptest::prelude::*;
 
@@ -375,6 +375,27 @@ fn a_log_does_not_grow_for_ever() {
     let disk =
         LayeredDisk::open_in(simulation.directory(), Arc::new(Stripes { size: 600 * BLOCK_BYTES }), &BOOT);
     assert!(content(&disk.unwrap()).iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn disks_are_sealed_where_names_cannot_be_swapped() {
+    let simulation = Simulation::default();
+    let lower = || Arc::new(Stripes { size: 8192 });
+    let disk = LayeredDisk::create_in(simulation.directory(), lower(), 40_960, u64::MAX, &BOOT).unwrap();
+    for kind in [std::io::ErrorKind::InvalidInput, std::io::ErrorKind::Unsupported] {
+        simulation.let_fail(move |act, _| (act == Act::Exchange).then_some(kind));
+        disk.write_at(&[3; 5000], 100).unwrap();
+        disk.seal().unwrap();
+        disk.seal().unwrap();
+        disk.flush().unwrap();
+    }
+    let expected = content(&disk);
+    drop(disk);
+    for boot in [BOOT, BootId::new([2; 16])] {
+        let disk = LayeredDisk::open_in(simulation.directory(), lower(), &boot).unwrap();
+        assert_eq!(disk.sealed_tops().len(), 4);
+        assert_same(&content(&disk), &expected, "opened again");
+    }
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! Tops that are merged, and who may see or hold them meanwhile.
 
 use super::*;
-use crate::top::simulation::Act;
 use std::io::ErrorKind;
 use std::sync::OnceLock;
 

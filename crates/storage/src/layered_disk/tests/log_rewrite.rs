@@ -1,7 +1,6 @@
 //! Logs that are written anew, and what else rests on it: the flushes of others wait for the same rounds.
 
 use super::*;
-use crate::top::simulation::Act;
 use std::io::ErrorKind;
 
 const SIZE: u64 = 600 * BLOCK_BYTES;

@@ -2,7 +2,6 @@
 //! were not flushed. See the simulation for what is left then.
 
 use super::*;
-use crate::top::simulation::Act;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::io::ErrorKind;
@@ -125,10 +124,14 @@ proptest! {
     fn every_crash_leaves_what_it_may(
         steps in prop::collection::vec(step(SIZE), 1..25),
         later in prop::collection::vec(step(SIZE), 1..12),
+        can_swap_names in prop::bool::weighted(0.7),
         seed in any::<u64>(),
     ) {
         let mut random = StdRng::seed_from_u64(seed);
         let simulation = Simulation::default();
+        if !can_swap_names {
+            simulation.let_fail(|act, _| (act == Act::Exchange).then_some(ErrorKind::InvalidInput));
+        }
         let life = Life::begin(simulation, BOOT, None, &steps);
         let operations = life.simulation.recorded();
         let second = random.random_range(0..operations);
