@@ -11,7 +11,7 @@
 //!
 //! Owns nothing that lasts.
 
-use super::manifest::{self, DURABLE, Found, LOCK, PENDING};
+use super::manifest::{self, DURABLE, Found, LOCK, PENDING, WRITING};
 use super::{
     Allowance, BootId, Directory, HostDirectory, Identity, Image, Keeper, LayeredDisk, Lock, Manifest,
     SealedTop, StackedImage, State, StorageError, StoredFile, Top, TopName, failed, number_of, remove_files,
@@ -273,7 +273,7 @@ pub(super) fn remove(path: &Path) -> Result<Vec<PathBuf>, StorageError> {
     let _lock = lock_disk(&directory)?;
     let names = directory.names().map_err(|error| failed("read", path, error))?;
     // The manifests first: a disk that lacks some of its tops must not be opened.
-    for name in names.iter().filter(|name| name.ends_with(".json")) {
+    for name in [DURABLE, PENDING, WRITING] {
         remove_if_there(&directory, name).map_err(|error| failed("remove", &path.join(name), error))?;
     }
     let mut held = Vec::new();

@@ -399,6 +399,26 @@ fn disks_are_sealed_where_names_cannot_be_swapped() {
 }
 
 #[test]
+fn a_disk_that_is_removed_takes_only_its_own_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    let lower = Arc::new(Stripes { size: 0 });
+    let disk = LayeredDisk::create(&path, lower, 40_960, u64::MAX, &BOOT).unwrap();
+    for name in ["record.json", "disk.json.kept", "top-1.json", "notes"] {
+        std::fs::write(path.join(name), name).unwrap();
+    }
+    disk.seal().unwrap();
+    disk.flush().unwrap();
+    disk.seal().unwrap();
+    drop(disk);
+    assert_eq!(LayeredDisk::remove(&path).unwrap(), Vec::<PathBuf>::new());
+    let mut left: Vec<_> =
+        std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["disk.json.kept", "notes", "record.json", "top-1.json"]);
+}
+
+#[test]
 fn wrong_ranges_and_wrong_disks_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
