@@ -26,11 +26,12 @@ mod open;
 #[cfg(test)]
 mod tests;
 
+use crate::raw_file::{after_failure, failed};
 use crate::top::{
     Allowance, BootId, Directory, HostDirectory, Identity, Lock, SealedTop, StackedImage, StoredFile, Top,
     lock, read_clipped, remove_files, remove_if_there,
 };
-use crate::{BLOCK_BYTES, BlockDevice, Image, StorageError, raw_file::failed};
+use crate::{BLOCK_BYTES, BlockDevice, Image, StorageError};
 pub use compact::Compaction;
 pub(crate) use keeper::Keeper;
 use manifest::{Manifest, TopName, number_of, top_name};
@@ -139,7 +140,7 @@ impl LayeredDisk {
         let (name, top) = self.new_top(state.current.identity().id)?;
         let sealed = self.seal_into(&state, &name, &top);
         if sealed.is_err() {
-            remove_files(&*self.directory, &name)?;
+            after_failure(remove_files(&*self.directory, &name));
         }
         sealed
     }

@@ -30,7 +30,7 @@ impl RawFile {
         match reflink(&source, &target, path) {
             Ok(()) => Ok(Self { path: path.to_owned() }),
             Err(error) => {
-                remove(path)?;
+                after_failure(remove(path));
                 Err(match error {
                     ReflinkError::Unsupported { .. } => {
                         StorageError::ReflinkUnsupported { base: base.to_owned(), path: path.to_owned() }
@@ -80,6 +80,13 @@ pub(crate) fn failed(action: &'static str, path: &Path, source: io::Error) -> St
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StorageError::NoSpace { path },
         _ => StorageError::Io { action, path, source },
+    }
+}
+
+/// Tells that cleaning up after a failure failed, too: the failure itself is what the caller is told.
+pub(crate) fn after_failure(cleaned: Result<(), StorageError>) {
+    if let Err(error) = cleaned {
+        tracing::warn!(%error, "what failed before could not be cleaned up");
     }
 }
 

@@ -37,7 +37,8 @@ mod sealed;
 pub(crate) mod simulation;
 mod stacked;
 
-use crate::{BLOCK_BYTES, Image, StorageError, raw_file::failed};
+use crate::raw_file::{after_failure, failed};
+use crate::{BLOCK_BYTES, Image, StorageError};
 pub(crate) use allowance::Allowance;
 pub use boot::BootId;
 pub(crate) use files::{Directory, HostDirectory, Lock, StoredFile, remove_if_there};
@@ -125,7 +126,7 @@ impl Top {
             Ok(top)
         })();
         if made.is_err() {
-            remove_files(directory, name)?;
+            after_failure(remove_files(directory, name));
         }
         made
     }
@@ -323,7 +324,7 @@ impl Top {
         if published.is_err() {
             log.end = before;
             // Should this fail, the next record overwrites the last one; a crash before finds a top that is sealed.
-            log.file.set_length(before.position).map_err(|error| self.log_failed(error))?;
+            after_failure(log.file.set_length(before.position).map_err(|error| self.log_failed(error)));
         }
         published
     }
@@ -383,13 +384,6 @@ pub(crate) fn read_clipped(below: &dyn Image, buffer: &mut [u8], offset: u64) ->
 /// Locks even if another thread panicked with the lock: all that is guarded here is whole between any two statements.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Tells that cleaning up after a failure failed, too: the failure itself is what the caller is told.
-pub(crate) fn after_failure(cleaned: Result<(), StorageError>) {
-    if let Err(error) = cleaned {
-        tracing::warn!(%error, "what failed before could not be cleaned up");
-    }
 }
 
 /// Removes the files of a top that may be gone already.

@@ -13,6 +13,7 @@ use super::manifest::{self, Manifest, TopName};
 use super::open::is_free;
 use super::{LayeredDisk, SealedTop, StackedImage, State, StorageError, Top, lock, remove_files};
 use crate::BLOCK_BYTES;
+use crate::raw_file::after_failure;
 use crate::top::{BlockState, run_of_tops};
 use std::sync::{Arc, PoisonError};
 
@@ -55,7 +56,7 @@ impl LayeredDisk {
             let mut next = self.keeper.manifest();
             next.removable.push(name.clone());
             if let Err(error) = self.record(next, &[]) {
-                remove_files(&*self.directory, &name)?;
+                after_failure(remove_files(&*self.directory, &name));
                 return Err(error);
             }
             (name, top)
@@ -67,7 +68,7 @@ impl LayeredDisk {
                 return Ok(Compaction::Held);
             }
             Err(error) => {
-                self.give_up(&name)?;
+                after_failure(self.give_up(&name));
                 return Err(error);
             }
         };

@@ -10,9 +10,9 @@
 //! Owns nothing. Must run in the turn of a flush, so that no commit goes into a log that is left.
 
 use super::log::{Log, LogEnd, Record};
-use super::{BlockState, BootId, Directory, Top, after_failure, lock, log_name, remove_if_there};
+use super::{BlockState, BootId, Directory, Top, lock, log_name, remove_if_there};
 use crate::StorageError;
-use crate::raw_file::failed;
+use crate::raw_file::{after_failure, failed};
 use std::sync::atomic::Ordering;
 
 /// A log of fewer bytes is left alone.

@@ -1,8 +1,8 @@
 //! A host without room, and files that are not what they were.
 
 use super::*;
-
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
 /// A small filesystem of memory, gone with the value.
@@ -81,6 +81,45 @@ fn a_full_host_refuses_writes_and_takes_them_later() {
     disk.seal().unwrap();
     disk.flush().unwrap();
     assert_same(&content(&disk), &model, "with room again");
+}
+
+/// Whoever is told that there is no room tries again later; of anything else it would not recover.
+#[test]
+fn what_failed_first_is_told_though_cleaning_up_fails_as_well() {
+    let size = 20 * BLOCK_BYTES;
+    let refused = |act: Act, file: &'static str, operation: &dyn Fn(&LayeredDisk) -> StorageError| {
+        let simulation = Simulation::default();
+        let lower = Arc::new(Stripes { size: 0 });
+        let disk = LayeredDisk::create_in(simulation.directory(), lower, size, u64::MAX, &BOOT).unwrap();
+        disk.seal().unwrap();
+        disk.write_at(&[1; 5000], 0).unwrap();
+        disk.seal().unwrap();
+        disk.write_at(&[2; 5000], 3000).unwrap();
+        let expected = content(&disk);
+        simulation.let_fail(move |is, name| match is {
+            _ if (is, name) == (act, file) => Some(ErrorKind::StorageFull),
+            Act::Remove if name.starts_with("top-") => Some(ErrorKind::Other),
+            Act::SetLength if name == "top-3.log" => Some(ErrorKind::Other),
+            _ => None,
+        });
+        let error = operation(&disk);
+        assert!(matches!(error, StorageError::NoSpace { .. }), "{act:?} of {file}: {error}");
+        simulation.let_fail(|_, _| None);
+        assert_same(&content(&disk), &expected, "as it was");
+        disk.seal().unwrap();
+        disk.compact(usize::MAX).unwrap();
+        assert_same(&content(&disk), &expected, "and it goes on");
+    };
+    let seal = |disk: &LayeredDisk| disk.seal().unwrap_err();
+    let compact = |disk: &LayeredDisk| disk.compact(2).unwrap_err();
+    let manifest = [Act::Create, Act::Write, Act::Exchange].map(|act| (act, "disk.writing.json"));
+    for (act, file) in [(Act::Write, "top-4.log"), (Act::SetLength, "top-4.data")].into_iter().chain(manifest)
+    {
+        refused(act, file, &seal);
+        refused(act, file, &compact);
+    }
+    refused(Act::Write, "top-3.log", &seal);
+    refused(Act::Write, "top-4.data", &compact);
 }
 
 /// The files of a disk with a sealed top and one in use, and the content after each record of the second.
