@@ -49,7 +49,7 @@ pub(crate) use map::{BlockMap, BlockRange, BlockState};
 use recovery::{Failure, recover};
 pub use sealed::SealedTop;
 pub use stacked::StackedImage;
-pub(crate) use stacked::run_of_tops;
+pub(crate) use stacked::{Shows, run_of_tops};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -14,7 +14,8 @@ use super::open::is_free;
 use super::{LayeredDisk, SealedTop, StackedImage, State, StorageError, Top, lock, remove_files};
 use crate::BLOCK_BYTES;
 use crate::raw_file::after_failure;
-use crate::top::{BlockState, run_of_tops};
+use crate::top::{BlockRange, BlockState, Shows, run_of_tops};
+use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
 /// Blocks that are copied at once.
@@ -188,27 +189,37 @@ fn copy(old: &[Arc<SealedTop>], top: &Top) -> Result<(), StorageError> {
     let mut position = 0;
     while position < blocks {
         let run = run_of_tops(old, position, blocks);
-        let end = run.blocks().end;
-        if run.state == BlockState::Data {
-            let owner = old.iter().rev().find(|top| top.top().map().state(position) != BlockState::Absent);
-            let mut first = position;
-            while first < end {
-                let count = COPY_BLOCKS.min(end - first);
-                let part = &mut buffer[..(count * BLOCK_BYTES) as usize];
-                if let Some(owner) = owner {
-                    owner.read_changed(part, first * BLOCK_BYTES)?;
-                }
-                top.import(part, first)?;
-                first += count;
+        let state = match run.shows {
+            Shows::Data(owner) => {
+                copy_data(owner, run.blocks.clone(), top, &mut buffer)?;
+                Some(BlockState::Data)
             }
-        }
-        if run.state != BlockState::Absent {
-            states.push(run);
-        }
+            Shows::Zeros => Some(BlockState::Zero),
+            Shows::Below => None,
+        };
+        position = run.blocks.end;
+        let count = run.blocks.end - run.blocks.start;
+        states.extend(state.map(|state| BlockRange { first: run.blocks.start, count, state }));
         if states.len() == BATCH_RANGES {
             top.import_states(&std::mem::take(&mut states))?;
         }
-        position = end;
     }
     top.import_states(&states)
+}
+
+fn copy_data(
+    owner: &SealedTop,
+    blocks: Range<u64>,
+    top: &Top,
+    buffer: &mut [u8],
+) -> Result<(), StorageError> {
+    let mut first = blocks.start;
+    while first < blocks.end {
+        let count = COPY_BLOCKS.min(blocks.end - first);
+        let part = &mut buffer[..(count * BLOCK_BYTES) as usize];
+        owner.read_changed(part, first * BLOCK_BYTES)?;
+        top.import(part, first)?;
+        first += count;
+    }
+    Ok(())
 }

@@ -2,7 +2,7 @@
 //!
 //! Owns handles only. A block is what the uppermost top that has it says; what none has is the image's.
 
-use super::{BlockRange, BlockState, SealedTop, read_clipped};
+use super::{BlockState, SealedTop, read_clipped};
 use crate::{BLOCK_BYTES, Change, ChangeKind, Delta, Image, StorageError};
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,18 +34,6 @@ impl StackedImage {
     pub fn lower(&self) -> &Arc<dyn Image> {
         &self.lower
     }
-
-    fn read_from(&self, tops: &[Arc<SealedTop>], buffer: &mut [u8], offset: u64) -> Result<(), StorageError> {
-        let Some((top, below)) = tops.split_last() else {
-            return read_clipped(&*self.lower, buffer, offset);
-        };
-        let there = top.size().saturating_sub(offset).min(buffer.len() as u64);
-        let (inside, behind) = buffer.split_at_mut(there as usize);
-        if !inside.is_empty() {
-            top.top().read_at(inside, offset, |part, position| self.read_from(below, part, position))?;
-        }
-        if behind.is_empty() { Ok(()) } else { self.read_from(below, behind, offset + there) }
-    }
 }
 
 impl Image for StackedImage {
@@ -59,7 +47,21 @@ impl Image for StackedImage {
             let name = "a stack of sealed tops".to_owned();
             return Err(StorageError::OutOfRange { name, offset, length, size: self.size });
         }
-        self.read_from(&self.tops, buffer, offset)
+        let end = offset + length;
+        let (mut position, mut rest) = (offset, buffer);
+        while position < end {
+            let run = run_of_tops(&self.tops, position / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+            let run_end = end.min(run.blocks.end * BLOCK_BYTES);
+            // At most the length of the buffer.
+            let (part, after) = rest.split_at_mut((run_end - position) as usize);
+            match run.shows {
+                Shows::Data(top) => top.read_changed(part, position)?,
+                Shows::Zeros => part.fill(0),
+                Shows::Below => read_clipped(&*self.lower, part, position)?,
+            }
+            (position, rest) = (run_end, after);
+        }
+        Ok(())
     }
 
     fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>, StorageError> {
@@ -72,11 +74,11 @@ impl Image for StackedImage {
         let mut found: Option<Range<u64>> = None;
         while position < end {
             let run = run_of_tops(&self.tops, position / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
-            let piece = position..end.min(run.blocks().end * BLOCK_BYTES);
-            let data = match run.state {
-                BlockState::Data => Some(piece.clone()),
-                BlockState::Zero => None,
-                BlockState::Absent => self.lower.next_data_in(piece.clone())?,
+            let piece = position..end.min(run.blocks.end * BLOCK_BYTES);
+            let data = match run.shows {
+                Shows::Data(_) => Some(piece.clone()),
+                Shows::Zeros => None,
+                Shows::Below => self.lower.next_data_in(piece.clone())?,
             };
             match (&mut found, data) {
                 (None, None) => position = piece.end,
@@ -107,11 +109,11 @@ impl Delta for StackedImage {
         let mut found: Option<Change> = None;
         while position < blocks {
             let run = run_of_tops(&self.tops, position, blocks);
-            let bytes = offset.max(position * BLOCK_BYTES)..run.blocks().end * BLOCK_BYTES;
-            let kind = match run.state {
-                BlockState::Absent => None,
-                BlockState::Data => Some(ChangeKind::Data),
-                BlockState::Zero => Some(ChangeKind::Zeros),
+            let bytes = offset.max(position * BLOCK_BYTES)..run.blocks.end * BLOCK_BYTES;
+            let kind = match run.shows {
+                Shows::Below => None,
+                Shows::Data(_) => Some(ChangeKind::Data),
+                Shows::Zeros => Some(ChangeKind::Zeros),
             };
             match (&mut found, kind) {
                 (None, None) => {}
@@ -120,19 +122,37 @@ impl Delta for StackedImage {
                 (Some(change), Some(kind)) if kind == change.kind => change.range.end = bytes.end,
                 (Some(_), _) => break,
             }
-            position = run.blocks().end;
+            position = run.blocks.end;
         }
         Ok(found)
     }
+}
+
+/// What some tops show of a block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Shows<'a> {
+    /// What this one of them stores.
+    Data(&'a SealedTop),
+    Zeros,
+    /// None of them has it.
+    Below,
+}
+
+/// Blocks of which all show the same.
+#[derive(Debug)]
+pub(crate) struct TopsRun<'a> {
+    pub(crate) blocks: Range<u64>,
+    pub(crate) shows: Shows<'a>,
 }
 
 /// Blocks that a top's map is searched for the end of a run: who wants the whole run asks again, and who finds something
 /// else in another top soon has not paid for all of the disk.
 const LOOK_AHEAD: u64 = 32768;
 
-/// The run at `block` in which one of the tops, or none, is the uppermost that has the blocks, all in one state. The next
-/// one may be in the same.
-pub(crate) fn run_of_tops(tops: &[Arc<SealedTop>], block: u64, limit: u64) -> BlockRange {
+/// The run at `block`, `limit` at most. The next one may show the same.
+///
+/// The one way through a list of tops, in a loop: there may be thousands, more than a stack has room for.
+pub(crate) fn run_of_tops(tops: &[Arc<SealedTop>], block: u64, limit: u64) -> TopsRun<'_> {
     let mut end = limit.min(block + LOOK_AHEAD);
     for top in tops.iter().rev() {
         let map = top.top().map();
@@ -142,9 +162,12 @@ pub(crate) fn run_of_tops(tops: &[Arc<SealedTop>], block: u64, limit: u64) -> Bl
         let (state, run_end) = map.run(block, end.min(map.blocks()));
         // Behind the end of a smaller top nothing is known of it.
         end = run_end;
-        if state != BlockState::Absent {
-            return BlockRange { first: block, count: end - block, state };
-        }
+        let shows = match state {
+            BlockState::Absent => continue,
+            BlockState::Data => Shows::Data(top),
+            BlockState::Zero => Shows::Zeros,
+        };
+        return TopsRun { blocks: block..end, shows };
     }
-    BlockRange { first: block, count: end - block, state: BlockState::Absent }
+    TopsRun { blocks: block..end, shows: Shows::Below }
 }

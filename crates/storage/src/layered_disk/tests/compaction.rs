@@ -127,3 +127,27 @@ fn tops_that_a_reader_held_while_they_were_merged_are_removed_later() {
     assert_same(&content(&disk), &expected, "opened again");
     assert_eq!(files_of_tops(&path).len(), 2 * 2);
 }
+
+#[test]
+fn a_thousand_tops_are_read_and_merged_on_a_small_stack() {
+    let simulation = Simulation::default();
+    let disk = LayeredDisk::create_in(simulation.directory(), lower(), SIZE, u64::MAX, &BOOT).unwrap();
+    for number in 0..1000_u64 {
+        disk.write_at(&[number as u8; 100], number % 8 * BLOCK_BYTES + number).unwrap();
+        disk.seal().unwrap();
+        simulation.forget();
+    }
+    let small = |act: &(dyn Fn() -> Vec<u8> + Sync)| {
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(64 << 10);
+            thread.spawn_scoped(scope, act).unwrap().join().unwrap()
+        })
+    };
+    let expected = small(&|| content(&disk));
+    assert_eq!(expected[8 * 4096 - 4096 + 999..][..100], [999_u64 as u8; 100]);
+    let merged = small(&|| {
+        assert!(matches!(disk.compact(usize::MAX).unwrap(), Compaction::Merged { .. }));
+        content(&disk)
+    });
+    assert_same(&merged, &expected, "merged");
+}
