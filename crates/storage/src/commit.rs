@@ -94,11 +94,12 @@ pub fn write_layer(
     Commit { source, image, writer, granularity: options.granularity }.run()
 }
 
-/// As [`write_layer`], into a new file that is durable when this returns. Until then it has a name that begins with
-/// `.layer-`, and is removed on any error.
+/// As [`write_layer`], into a new file that is durable when this returns. While it is written its name begins with
+/// `.layer-`, and it is removed when that fails.
 ///
 /// # Errors
-/// As [`write_layer`], and when there is such a file already.
+/// As [`write_layer`], and when there is such a file already. When only its name cannot be made durable, the whole file is
+/// there and stays.
 pub fn write_layer_file(
     source: Source<'_>,
     options: &LayerOptions,

@@ -17,7 +17,8 @@
 //! What the loss of power leaves is the manifest of the last flush, with every top as of its last commit (see
 //! [`crate::top`] and the manifest's module).
 //!
-//! Owns its directory. Must not know how it is exported. Order of locks: compaction → structure → turn of a flush → gate → state.
+//! Owns its directory. Must not know how it is exported. Order of locks: compaction → structure → turn of a flush → gate → state
+//! → the keeper's.
 
 mod compact;
 mod keeper;

@@ -1,7 +1,6 @@
-//! Disks and memory images, for now as raw files whose unchanged blocks are shared by reflink.
+//! Disks and memory images: layers that disks share, with a writable top on them, or raw files that share blocks by reflink.
 //!
-//! Owns the files it is told to make; knows nothing of sandboxes, templates or VMMs. Layers take the place of raw files
-//! behind the same handles later.
+//! Owns the files it is told to make; knows nothing of sandboxes, templates or VMMs.
 //!
 //! | handle | file | life |
 //! |---|---|---|
@@ -37,7 +36,7 @@ use raw_file::RawFile;
 pub use raw_image::RawImage;
 use std::path::{Path, PathBuf};
 
-/// What can go wrong; nothing half-made is left behind.
+/// What can go wrong. What was being made is removed; where that fails as well, the log tells it.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
     /// The filesystem cannot share blocks between these two files.
