@@ -41,6 +41,9 @@ use std::time::{Duration, Instant};
 pub(crate) const MAX_IO_BYTES: u32 = 1 << 20;
 /// For what the kernel does at once unless something is wrong.
 const LIMIT: Duration = Duration::from_secs(20);
+/// Until the driver has noticed that the server before is gone: three times as long as it takes on a device whose settings
+/// could not be made, when every request was with that server.
+const DEATH_LIMIT: Duration = Duration::from_secs(90);
 /// For requests that storage is working on when an export is removed.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// Between two looks at something that needs a moment.
@@ -202,6 +205,13 @@ impl UblkExporter {
         let info = self.control.info(number).map_err(failed_to("look at"))?;
         self.attach(device, &info)?;
         self.control.start(number, LIMIT).map_err(failed_to("start"))?;
+        if let Err(error) = machine::notice_death_soon(number, self.depth) {
+            // It works without, only that a recovery may have to wait.
+            tracing::warn!(
+                number,
+                "the death of a server may be noticed late: settings cannot be made: {error}"
+            );
+        }
         hand_over(export, device)
     }
 
@@ -256,7 +266,7 @@ impl UblkExporter {
         loop {
             match self.control.begin_recovery(number, LIMIT) {
                 Ok(()) => return Ok(()),
-                Err(error) if is(&error, rustix::io::Errno::BUSY) && started.elapsed() < LIMIT => {
+                Err(error) if is(&error, rustix::io::Errno::BUSY) && started.elapsed() < DEATH_LIMIT => {
                     std::thread::sleep(PAUSE);
                 }
                 // Begun by a process that died before it had fetched anything: as good as begun by us.

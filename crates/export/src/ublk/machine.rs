@@ -11,6 +11,9 @@ pub(super) const FEATURES: Features = Features::USER_RECOVERY
     .and(Features::USER_RECOVERY_REISSUE)
     .and(Features::IOCTL_ENCODING)
     .and(Features::USER_COPY);
+/// After which the driver looks whether the server of a request still lives: milliseconds.
+const LOOK_AFTER_MS: u32 = 1000;
+
 /// The driver's control device, when it can do all we need.
 pub(super) fn usable_control() -> Result<Control, ExportError> {
     let unavailable = |reason: String| ExportError::Unavailable { way: "ublk", reason };
@@ -58,6 +61,24 @@ pub(super) fn device_numbers() -> io::Result<Vec<u32>> {
         numbers.extend(name.to_str().and_then(|name| name.strip_prefix("ublkc")?.parse::<u32>().ok()));
     }
     Ok(numbers)
+}
+
+/// Has the driver notice soon that a server has died.
+///
+/// It notices by the commands that the server left in the kernel. While every request of a device is with the server there
+/// is none, and it looks only when the time of a request is up, which is 30 s where nobody says otherwise. So one command
+/// always stays in the kernel, and the time is shorter.
+///
+/// Each setting waits for all requests of the device, so this is for a device that has none that could wait for long: a
+/// new one. The settings last as long as the device.
+pub(super) fn notice_death_soon(number: u32, depth: u16) -> io::Result<()> {
+    let set =
+        |name: &str, value: &str| std::fs::write(format!("/sys/block/ublkb{number}/queue/{name}"), value);
+    set("io_timeout", &LOOK_AFTER_MS.to_string())?;
+    // A scheduler would count requests of its own. There is nothing to gain by one: the storage behind has its own order.
+    set("scheduler", "none")?;
+    // The kernel makes 4 of anything less.
+    if depth > 4 { set("nr_requests", &(depth - 1).to_string()) } else { Ok(()) }
 }
 
 /// 32 bits that tell names apart.

@@ -7,6 +7,7 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "children talk that way, and times are shown")]
 
 mod backing;
+mod death;
 mod faults;
 mod lifecycle;
 mod requests;

@@ -35,7 +35,7 @@ impl Actor {
         Self { child, output }
     }
 
-    /// A process that serves a device; returns when it does.
+    /// A process that serves a device; returns when it does. `how` is `add`, `recover`, or `add-slow`: no read is answered.
     pub(crate) fn server(how: &str, instance: &str, export: &Export, backing: &Path) -> (Self, String) {
         let file = backing.display();
         let mut actor =
@@ -101,9 +101,13 @@ fn serve(how: &str, instance: &str, number: u32, name: &str, file: &Path) {
     let started = Instant::now();
     let exporter = UblkExporter::new(&Settings::new(instance)).unwrap();
     let export = Export { number, name: name.to_owned(), owner: 0 };
-    let content = Content::Disk(Arc::new(Backing::open(file, SERVED_BYTES)));
+    let backing = Backing::open(file, SERVED_BYTES);
+    if how == "add-slow" {
+        backing.gate.close();
+    }
+    let content = Content::Disk(Arc::new(backing));
     let path = match how {
-        "add" => exporter.add(&export, content),
+        "add" | "add-slow" => exporter.add(&export, content),
         _ => exporter.recover(&export, content),
     };
     exporter.start().unwrap();

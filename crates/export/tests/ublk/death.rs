@@ -1,0 +1,63 @@
+//! Servers that die at a bad time.
+
+use crate::roles::Actor;
+use crate::stage::{Aligned, Stage, open_direct, pattern, until};
+use aenv_export::{Content, Exporter};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Instant;
+
+/// Requests that the kernel may have in each device, as in the exporter's usual settings.
+const DEPTH: u64 = 128;
+/// Readers, more than there may be requests.
+const READERS: u64 = DEPTH + 12;
+
+#[test]
+fn a_server_that_dies_with_all_requests_is_recovered() {
+    let Some(mut stage) = Stage::new("laden") else { return };
+    // As the exporter sets it, one command stays in the kernel. With none there the time of a request has to end first.
+    for (number, requests) in [(180, DEPTH - 1), (181, DEPTH)] {
+        let name = format!("laden-{requests}");
+        let (export, file) = (stage.export(number, &name), stage.file(&name));
+        let (mut server, _) = Actor::server("add-slow", &stage.instance, &export, &file);
+        let queue = format!("/sys/block/ublkb{number}/queue/");
+        let setting =
+            |name: &str| std::fs::read_to_string(format!("{queue}{name}")).unwrap().trim().to_owned();
+        assert_eq!(setting("nr_requests"), (DEPTH - 1).to_string());
+        assert_eq!(setting("io_timeout"), "1000");
+        std::fs::write(format!("{queue}nr_requests"), requests.to_string()).unwrap();
+        let backing = stage.backing(&name, crate::roles::SERVED_BYTES);
+        let mut content = vec![0; usize::try_from(READERS * 4096).unwrap()];
+        pattern(&mut content, requests);
+        backing.file().write_all_at(&content, 0).unwrap();
+
+        let device = format!("/dev/ublkb{number}");
+        let readers: Vec<_> = (0..READERS)
+            .map(|n| {
+                let file = open_direct(Path::new(&device), false);
+                std::thread::spawn(move || {
+                    let mut block = Aligned::new(4096);
+                    file.read_exact_at(block.bytes(), n * 4096).map(|()| block)
+                })
+            })
+            .collect();
+        until("the server has all that there may be", || reads_in_flight(number) == requests);
+        server.kill();
+        let killed = Instant::now();
+        stage.exporter().recover(&export, Content::Disk(backing)).unwrap();
+        println!(
+            "{requests} of {DEPTH} requests with the server: recovered after {} ms",
+            killed.elapsed().as_millis()
+        );
+        for (reader, wanted) in readers.into_iter().zip(content.chunks(4096)) {
+            let mut block = reader.join().unwrap().unwrap();
+            assert!(block.bytes() == wanted, "wrong data");
+        }
+    }
+}
+
+/// Reads that the driver has of a device.
+fn reads_in_flight(number: u32) -> u64 {
+    let counts = std::fs::read_to_string(format!("/sys/block/ublkb{number}/inflight")).unwrap();
+    counts.split_whitespace().next().unwrap().parse().unwrap()
+}
