@@ -20,6 +20,7 @@
 
 mod device;
 mod io_thread;
+mod lines;
 mod machine;
 mod pool;
 mod serve;

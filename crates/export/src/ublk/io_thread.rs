@@ -140,9 +140,9 @@ impl IoThread {
     fn handle(&self, event: Event<Arc<Device>>) {
         match event {
             Event::Request { queue, context: device, slot, tag } => {
-                let job = Job { device, queue, slot, tag, thread: self.index, waiting_since: None };
+                let job = Job { queue, slot, tag, thread: self.index };
                 if let Some(pool) = self.pool.get().and_then(Weak::upgrade) {
-                    pool.push(job);
+                    pool.push(device, job);
                 }
             }
             Event::Ended { error: Errno::NODEV, .. } => {}
