@@ -23,11 +23,12 @@ mod io_thread;
 mod lines;
 mod machine;
 mod pool;
+mod recovery;
 mod serve;
 mod turns;
 
 use crate::{Content, Export, ExportError, Exporter, Stall};
-use aenv_sys::ublk::{CharDevice, Control, DeviceInfo, DeviceState, MAX_NUMBER, Queue};
+use aenv_sys::ublk::{Control, DeviceInfo, DeviceState, MAX_NUMBER, Queue};
 use device::Device;
 use io_thread::IoThread;
 use machine::{checksum, device_numbers, is, usable_control};
@@ -42,9 +43,6 @@ use std::time::{Duration, Instant};
 pub(crate) const MAX_IO_BYTES: u32 = 1 << 20;
 /// For what the kernel does at once unless something is wrong.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Until the driver has noticed that the server before is gone: three times as long as it takes on a device whose settings
-/// could not be made, when every request was with that server.
-const DEATH_LIMIT: Duration = Duration::from_secs(90);
 /// For requests that storage is working on when an export is removed.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// Between two looks at something that needs a moment.
@@ -204,7 +202,8 @@ impl UblkExporter {
         let failed_to = |what: &str| failed(format!("{what} block device {number}"));
         self.control.set_parameters(number, &device.parameters()).map_err(failed_to("shape"))?;
         let info = self.control.info(number).map_err(failed_to("look at"))?;
-        self.attach(device, &info)?;
+        let queue = recovery::map(&info).map_err(failed_to("map requests of"))?;
+        self.attach(device, queue)?;
         self.control.start(number, LIMIT).map_err(failed_to("start"))?;
         if let Err(error) = machine::notice_death_soon(number, self.depth) {
             // It works without, only that a recovery may have to wait.
@@ -216,76 +215,10 @@ impl UblkExporter {
         hand_over(export, device)
     }
 
-    /// Serves a device that waits in the kernel.
-    fn take_over(&self, export: &Export, device: &Arc<Device>) -> Result<PathBuf, ExportError> {
-        let number = export.number;
-        let lost = |reason: String| ExportError::Lost { name: export.name.clone(), reason };
-        let info =
-            self.info(number)?.ok_or_else(|| lost(format!("the kernel has no block device {number}")))?;
-        if info.mark != self.mark(&export.name) {
-            return Err(lost(format!("block device {number} belongs to something else")));
-        }
-        if info.state == DeviceState::Dead {
-            // Its maker died before it was started, or while it was being removed: nobody can have used it since.
-            self.delete(number)?;
-            return Err(lost(format!("block device {number} was not running")));
-        }
-        let parameters =
-            self.control.parameters(number).map_err(failed(format!("look at block device {number}")))?;
-        let wanted = device.parameters();
-        if (parameters.bytes, parameters.read_only) != (wanted.bytes, wanted.read_only) {
-            return Err(lost(format!("block device {number} has {parameters:?}, not {wanted:?}")));
-        }
-        if info.queues != 1 || info.max_io_bytes > MAX_IO_BYTES {
-            return Err(lost(format!("block device {number} is not served by this version: {info:?}")));
-        }
-        self.begin_recovery(number)?;
-        let served = self.attach(device, &info).and_then(|()| {
-            let recovered = self.control.end_recovery(number, LIMIT);
-            recovered.map_err(failed(format!("recover block device {number}")))
-        });
-        if let Err(error) = served {
-            let stuck = |source: &io::Error| {
-                is(source, rustix::io::Errno::INVAL) || source.kind() == io::ErrorKind::TimedOut
-            };
-            if !matches!(&error, ExportError::Io { source, .. } if stuck(source)) {
-                return Err(error);
-            }
-            // The kernel forgets a server only at the beginning of a recovery, and refuses to begin before one is complete.
-            device.end();
-            self.delete(number)?;
-            return Err(lost(format!(
-                "an earlier recovery of block device {number} was interrupted: {error}"
-            )));
-        }
-        hand_over(export, device)
-    }
-
-    /// Waits until the old server is gone for good.
-    fn begin_recovery(&self, number: u32) -> Result<(), ExportError> {
-        let started = Instant::now();
-        loop {
-            match self.control.begin_recovery(number, LIMIT) {
-                Ok(()) => return Ok(()),
-                Err(error) if is(&error, rustix::io::Errno::BUSY) && started.elapsed() < DEATH_LIMIT => {
-                    std::thread::sleep(PAUSE);
-                }
-                // Begun by a process that died before it had fetched anything: as good as begun by us.
-                Err(error) if is(&error, rustix::io::Errno::INVAL) => return Ok(()),
-                Err(error) => return Err(failed(format!("begin to recover block device {number}"))(error)),
-            }
-        }
-    }
-
-    fn attach(&self, device: &Arc<Device>, info: &DeviceInfo) -> Result<(), ExportError> {
-        let number = info.number;
-        let failed_to = |what: &str| failed(format!("{what} block device {number}"));
-        let char_device = CharDevice::open(number).map_err(failed_to("open the serving side of"))?;
-        let queue = Queue::map(Arc::new(char_device), 0, info.depth).map_err(failed_to("map requests of"))?;
+    fn attach(&self, device: &Arc<Device>, queue: Queue) -> Result<(), ExportError> {
         let index = device.thread(self.threads.len());
-        self.threads[index]
-            .attach(Arc::new(queue), Arc::clone(device))
-            .map_err(failed_to("fetch requests of"))
+        let attached = self.threads[index].attach(Arc::new(queue), Arc::clone(device));
+        attached.map_err(failed(format!("fetch requests of block device {}", device.number())))
     }
 
     /// Stops and deletes a device, whoever has it open.
@@ -354,8 +287,7 @@ impl Exporter for UblkExporter {
         self.settle(export.number, added.map(|path| (path, device)))
     }
 
-    /// As the trait says. A device whose earlier recovery was interrupted by another death may be lost on Linux 6.12, where
-    /// about a millisecond of a recovery cannot be repeated; it is deleted then, and can be made anew.
+    /// As the trait says. It may be repeated at any time, also when whoever tried before died in the middle of it.
     fn recover(&self, export: &Export, content: Content) -> Result<PathBuf, ExportError> {
         let device = Arc::new(Device::new(export, content)?);
         self.reserve(export)?;

@@ -15,17 +15,21 @@
 //!  add ─▶ dead ─start─▶ live ──its server ends──▶ quiesced (requests wait) ─begin_recovery, fetch, end_recovery─▶ live
 //!                        └── stop ─▶ dead ─delete─▶ (gone)   ◀── stop ──┘
 //! ```
+//! A recovery is begun only when the last one had fetched all: [`fetch_and_end`] does it for one that was interrupted.
+//!
 //! Written from the kernel's include/uapi/linux/ublk_cmd.h and drivers/block/ublk_drv.c (6.12).
 
 mod abi;
 mod control;
 mod ring;
+mod stand_in;
 
 pub use abi::{
     DESCRIPTOR_BYTES, DeviceInfo, DeviceState, Features, MAX_NUMBER, Operation, Parameters, RequestDescriptor,
 };
 pub use control::Control;
 pub use ring::{CharDevice, Event, Queue, Ring, Waker};
+pub use stand_in::fetch_and_end;
 
 /// From the kernel's include/uapi/linux/prctl.h; the C library's binding lacks it.
 const PR_SET_IO_FLUSHER: libc::c_int = 57;

@@ -5,7 +5,7 @@ use crate::stage::{Aligned, Stage, open_direct, pattern, until};
 use aenv_export::{Content, Exporter};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Requests that the kernel may have in each device, as in the exporter's usual settings.
 const DEPTH: u64 = 128;
@@ -54,6 +54,54 @@ fn a_server_that_dies_with_all_requests_is_recovered() {
             assert!(block.bytes() == wanted, "wrong data");
         }
     }
+}
+
+/// Where whoever tried before died: before and after the requests were mapped.
+#[test]
+fn a_recovery_that_was_interrupted_is_done_again() {
+    let Some(mut stage) = Stage::new("seized") else { return };
+    let export = stage.export(182, "seized");
+    let file = stage.file("seized");
+    let (mut server, _) = Actor::server("add", &stage.instance, &export, &file);
+    for (round, what) in ["open", "map", "map", "open"].into_iter().enumerate() {
+        let mut block = Aligned::new(4096);
+        pattern(block.bytes(), round as u64);
+        let at = round as u64 * 4096;
+        std::fs::File::options().write(true).open(&file).unwrap().write_all_at(block.bytes(), at).unwrap();
+        server.kill();
+        let reader = std::thread::spawn(move || {
+            let mut found = Aligned::new(4096);
+            open_direct(Path::new("/dev/ublkb182"), false).read_exact_at(found.bytes(), at).map(|()| found)
+        });
+        let mut seizer = Actor::start(&format!("seize {what} 182 {DEPTH}"));
+        seizer.hear("READY");
+        seizer.kill();
+        let (next, said) = Actor::server("recover", &stage.instance, &export, &file);
+        println!("after a death at {what}: {said}");
+        server = next;
+        let mut found = reader.join().unwrap().unwrap();
+        assert!(found.bytes() == block.bytes(), "wrong data");
+    }
+}
+
+/// A process is dead for its parent before the kernel has closed its files.
+#[test]
+fn a_recoverer_that_still_has_the_device_open_is_waited_for() {
+    let Some(mut stage) = Stage::new("lingering") else { return };
+    let export = stage.export(183, "lingering");
+    let file = stage.file("lingering");
+    let (mut server, _) = Actor::server("add", &stage.instance, &export, &file);
+    server.kill();
+    let mut seizer = Actor::start(&format!("seize open 183 {DEPTH}"));
+    seizer.hear("READY");
+    let ending = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(2));
+        seizer.kill();
+    });
+    let content = Content::Disk(stage.backing("lingering", crate::roles::SERVED_BYTES));
+    stage.exporter().recover(&export, content).unwrap();
+    ending.join().unwrap();
+    assert_eq!(std::fs::read("/dev/ublkb183").unwrap(), std::fs::read(file).unwrap());
 }
 
 /// Reads that the driver has of a device.

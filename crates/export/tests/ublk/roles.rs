@@ -4,6 +4,7 @@ use crate::backing::Backing;
 use crate::stage::{Aligned, MIB, PATIENCE, open_direct, pattern};
 use aenv_export::ublk::{Settings, UblkExporter};
 use aenv_export::{Content, Export, Exporter};
+use aenv_sys::ublk::{CharDevice, Control, Queue};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::io::{BufRead, BufReader};
@@ -89,6 +90,7 @@ pub(crate) fn play(role: &str) {
         ["serve", how, instance, number, name, file] => {
             serve(how, instance, number.parse().unwrap(), name, Path::new(file));
         }
+        ["seize", what, number, depth] => seize(what, number.parse().unwrap(), depth.parse().unwrap()),
         ["write", device, first, bytes, seed, end] => {
             let number = |word: &str| word.parse::<u64>().unwrap();
             write(Path::new(device), number(first), number(bytes), number(seed), Path::new(end));
@@ -112,6 +114,20 @@ fn serve(how: &str, instance: &str, number: u32, name: &str, file: &Path) {
     };
     exporter.start().unwrap();
     println!("READY {} {}", started.elapsed().as_micros(), path.unwrap().display());
+    std::thread::sleep(Duration::from_secs(600));
+}
+
+/// Begins to recover a device, and comes no further than `what` says, which is `open` or `map`.
+fn seize(what: &str, number: u32, depth: u16) {
+    let control = Control::open().unwrap();
+    let started = Instant::now();
+    while let Err(error) = control.begin_recovery(number, PATIENCE) {
+        assert!(started.elapsed() < PATIENCE, "{error}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let device = Arc::new(CharDevice::open(number).unwrap());
+    let _mapped = (what == "map").then(|| Queue::map(Arc::clone(&device), 0, depth).unwrap());
+    println!("READY");
     std::thread::sleep(Duration::from_secs(600));
 }
 

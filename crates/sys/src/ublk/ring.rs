@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -42,6 +42,11 @@ impl CharDevice {
     pub fn open(number: u32) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(format!("/dev/ublkc{number}"))?;
         Ok(Self { file })
+    }
+
+    /// Open as long as this is.
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.file.as_raw_fd()
     }
 
     /// Takes the data of a write request, from the byte `offset` of it on.
@@ -322,7 +327,7 @@ impl<C: Clone> Ring<C> {
         if tag >= slot.queue.depth || slot.held == 0 {
             return Err(Errno::INVAL.into());
         }
-        let descriptor = Fd(slot.queue.device.file.as_raw_fd());
+        let descriptor = Fd(slot.queue.device.descriptor());
         let command = abi::io_command(slot.queue.index, tag, result);
         let data = (index as u64) << 16 | u64::from(tag);
         let entry = opcode::UringCmd16::new(descriptor, operation).cmd(command).build().user_data(data);
