@@ -9,7 +9,7 @@ use aenv_export::fuse::FuseExporter;
 use aenv_export::fuse::holder::{HolderOptions, run, stop};
 use aenv_export::{Content, Export, Exporter};
 use aenv_storage::{BlockDevice, StorageError};
-use aenv_sys::fuse::pages::Pages;
+use aenv_sys::pages::Pages;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;

@@ -8,11 +8,9 @@
 //! | [`abi`] | messages and flags of the protocol, version 7.31 and later |
 //! | [`device`] | `/dev/fuse`: open, mount, further descriptors of one connection |
 //! | [`slots`] | shared memory that requests are read into, kept by another process |
-//! | [`pages`] | memory that is page-aligned and never swapped out |
 //! | [`pressure`] | what lets a server of files work while memory is short |
 
 pub mod abi;
 pub mod device;
-pub mod pages;
 pub mod pressure;
 pub mod slots;

@@ -9,6 +9,7 @@
 //! | [`tap`] | persistent TAP devices |
 //! | [`process`] | pidfds, start times, detached spawning, waiting |
 //! | [`memory`] | which pages of another process were written, and reading them |
+//! | [`pages`] | memory that is page-aligned and never swapped out |
 //! | [`file`] | reflinks, holes, data extents, free space |
 //! | [`fuse`] | the FUSE device: protocol, mounting, memory for requests that outlives a process |
 //! | [`tsc`] | the rate of the time-stamp counter |
@@ -23,6 +24,7 @@ pub mod fuse;
 pub mod guest;
 pub mod memory;
 pub mod netns;
+pub mod pages;
 pub mod process;
 pub mod tap;
 pub mod tsc;

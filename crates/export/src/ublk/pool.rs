@@ -8,6 +8,7 @@ use super::io_thread::{IoThread, prepare_thread};
 use super::lines::{Lines, Waiting};
 use super::serve::{Outcome, serve};
 use crate::Stall;
+use aenv_sys::pages::Pages;
 use aenv_sys::ublk::Queue;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,10 +39,7 @@ impl Pool {
             thread.connect(Arc::downgrade(&pool));
         }
         for index in 0..workers {
-            let its = Arc::clone(&pool);
-            let worker =
-                std::thread::Builder::new().name(format!("ublk-work-{index}")).spawn(move || its.run());
-            match worker {
+            match pool.start_worker(index) {
                 Ok(handle) => pool.workers().push(handle),
                 Err(error) => {
                     pool.stop();
@@ -50,6 +48,18 @@ impl Pool {
             }
         }
         Ok(pool)
+    }
+
+    fn start_worker(self: &Arc<Self>, index: usize) -> io::Result<JoinHandle<()>> {
+        // The kernel copies from and to it, and fails the request of a process that is killed while it has to wait for memory.
+        let mut buffer = Pages::new(MAX_IO_BYTES as usize)?;
+        if !buffer.is_locked() && index == 0 {
+            tracing::warn!(
+                "memory of block requests may be swapped out: a limit or a missing right forbids to lock it"
+            );
+        }
+        let its = Arc::clone(self);
+        std::thread::Builder::new().name(format!("ublk-work-{index}")).spawn(move || its.run(&mut buffer))
     }
 
     /// Puts a request at the end of its device's line.
@@ -82,12 +92,11 @@ impl Pool {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self) {
+    fn run(&self, buffer: &mut [u8]) {
         prepare_thread();
-        let mut buffer = vec![0; MAX_IO_BYTES as usize];
         while let Some(request) = self.lines.next() {
             let Waiting { device, job, .. } = &request;
-            match serve(device, &job.queue, job.tag, &mut buffer) {
+            match serve(device, &job.queue, job.tag, buffer) {
                 Outcome::Answer(result) => {
                     self.threads[job.thread].commit(job.slot, job.tag, result);
                     self.lines.answered(&request);

@@ -5,7 +5,13 @@ use crate::Content;
 use aenv_storage::StorageError;
 use aenv_sys::ublk::{Operation, Queue, RequestDescriptor};
 use rustix::io::Errno;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Bytes that one call copies. When the kernel takes the requests of a killed process back, it fails those that are being
+/// copied instead of giving them out again, so a call has to be over sooner than that begins. It begins with a wait for every
+/// processor, some milliseconds; a call of a killed process that ends is its last one.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// What became of a request.
 #[derive(Debug)]
@@ -22,7 +28,7 @@ enum Failure {
     #[error(transparent)]
     Storage(#[from] StorageError),
     #[error("data cannot be copied: {0}")]
-    Copy(std::io::Error),
+    Copy(io::Error),
     #[error("{0}")]
     Refused(&'static str, Errno),
 }
@@ -71,11 +77,11 @@ fn perform(
                 Content::Disk(disk) => disk.read_at(data, offset)?,
                 Content::Image(image) => image.read_at(data, offset)?,
             }
-            queue.device().give_data(queue.index(), tag, 0, data).map_err(Failure::Copy)?;
+            give(queue, tag, data).map_err(Failure::Copy)?;
         }
         (Operation::Write, Content::Disk(disk)) => {
             let data = data.ok_or_else(too_long)?;
-            queue.device().take_data(queue.index(), tag, 0, data).map_err(Failure::Copy)?;
+            take(queue, tag, data).map_err(Failure::Copy)?;
             disk.write_at(data, offset)?;
             if request.forced_unit_access {
                 disk.flush()?;
@@ -95,4 +101,16 @@ fn perform(
     }
     // Of requests without data the kernel takes every number that is not negative.
     Ok(i32::try_from(request.length).unwrap_or(i32::MAX))
+}
+
+/// Gives the data of a read.
+fn give(queue: &Queue, tag: u16, data: &[u8]) -> io::Result<()> {
+    let mut pieces = data.chunks(PIECE_BYTES).zip((0..).step_by(PIECE_BYTES));
+    pieces.try_for_each(|(piece, offset)| queue.device().give_data(queue.index(), tag, offset, piece))
+}
+
+/// Takes the data of a write.
+fn take(queue: &Queue, tag: u16, data: &mut [u8]) -> io::Result<()> {
+    let mut pieces = data.chunks_mut(PIECE_BYTES).zip((0..).step_by(PIECE_BYTES));
+    pieces.try_for_each(|(piece, offset)| queue.device().take_data(queue.index(), tag, offset, piece))
 }

@@ -1,10 +1,15 @@
 //! Servers that die at a bad time.
 
 use crate::roles::Actor;
-use crate::stage::{Aligned, Stage, open_direct, pattern, until};
+use crate::stage::{Aligned, MIB, Stage, open_direct, pattern, until};
+use aenv_export::ublk::Settings;
 use aenv_export::{Content, Exporter};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Requests that the kernel may have in each device, as in the exporter's usual settings.
@@ -102,6 +107,60 @@ fn a_recoverer_that_still_has_the_device_open_is_waited_for() {
     stage.exporter().recover(&export, content).unwrap();
     ending.join().unwrap();
     assert_eq!(std::fs::read("/dev/ublkb183").unwrap(), std::fs::read(file).unwrap());
+}
+
+/// The largest requests, which are copied in several pieces.
+#[test]
+fn a_server_that_is_killed_while_it_copies_fails_no_request() {
+    let Some(mut stage) = Stage::new("copying") else { return };
+    let export = stage.export(184, "copying");
+    let file = stage.file("copying");
+    let (mut server, _) = Actor::server("add", &stage.instance, &export, &file);
+    let done = Arc::new(AtomicBool::new(false));
+    let users: Vec<_> = (0..crate::roles::SERVED_BYTES / MIB)
+        .map(|part| {
+            let done = Arc::clone(&done);
+            std::thread::spawn(move || {
+                let file = open_direct(Path::new("/dev/ublkb184"), true);
+                let size = usize::try_from(MIB).unwrap();
+                let (mut written, mut found) = (Aligned::new(size), Aligned::new(size));
+                let mut count = 0_u64;
+                while count == 0 || !done.load(Ordering::SeqCst) {
+                    pattern(written.bytes(), part << 32 | count);
+                    file.write_all_at(written.bytes(), part * MIB).unwrap();
+                    file.read_exact_at(found.bytes(), part * MIB).unwrap();
+                    assert!(found.bytes() == written.bytes(), "wrong data in part {part}");
+                    count += 1;
+                }
+                count
+            })
+        })
+        .collect();
+    let mut random = StdRng::seed_from_u64(17);
+    for _ in 0..15 {
+        std::thread::sleep(Duration::from_millis(random.random_range(0..60)));
+        server.kill();
+        server = Actor::server("recover", &stage.instance, &export, &file).0;
+    }
+    done.store(true, Ordering::SeqCst);
+    let counts: Vec<_> = users.into_iter().map(|user| user.join().unwrap()).collect();
+    println!("writes and reads of {MIB} bytes over 15 kills: {}", counts.iter().sum::<u64>());
+}
+
+/// A copy that had to wait for memory in a process that is being killed would fail its request.
+#[test]
+fn memory_that_is_copied_from_and_to_stays_present() {
+    let locked = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() << 10
+    };
+    let before = locked();
+    let Some(stage) = Stage::new("locked") else { return };
+    let workers = u64::try_from(Settings::new("locked").workers).unwrap();
+    assert!(locked() >= before + workers * MIB, "{before} bytes were locked, now {}", locked());
+    drop(stage);
+    assert_eq!(locked(), before);
 }
 
 /// Reads that the driver has of a device.

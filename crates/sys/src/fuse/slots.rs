@@ -9,7 +9,7 @@
 //!
 //! Owns the mapping. **One process at a time may map it**, which a record lock makes sure of.
 
-use super::pages::{PAGE_BYTES, mapped};
+use crate::pages::{PAGE_BYTES, mapped};
 use rustix::fs::{FlockOperation, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use std::fmt;

@@ -9,7 +9,8 @@
 use super::{Action, Answer, MAX_WORKERS, Question, VERSION, failed, is_nobody, unavailable};
 use crate::ExportError;
 use aenv_sys::fuse::abi::{self, InitIn, InitOut, ReplyHeader, RequestHeader, init_flags, opcode};
-use aenv_sys::fuse::{device, pages, pressure, slots};
+use aenv_sys::fuse::{device, pressure, slots};
+use aenv_sys::pages;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{CWD, Mode};
 use rustix::io::Errno;

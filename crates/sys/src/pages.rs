@@ -1,7 +1,7 @@
 //! Memory that is page-aligned and, where this is allowed, never swapped out.
 //!
-//! Owns what it maps. A FUSE server's buffers have to be present at all times: when the kernel has to fault one in while
-//! the server is being killed, it answers the request with an error instead.
+//! Owns what it maps. Buffers of a server of files or disks have to be present at all times: when the kernel has to fault one in
+//! while the server is being killed, it answers the request with an error instead.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -50,7 +50,7 @@ impl Pages {
 }
 
 /// What `mmap` returned.
-pub(super) fn mapped(address: *mut libc::c_void) -> io::Result<NonNull<u8>> {
+pub(crate) fn mapped(address: *mut libc::c_void) -> io::Result<NonNull<u8>> {
     if address == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
