@@ -6,6 +6,7 @@
 pub mod fuse;
 mod stall;
 pub mod ublk;
+mod vital;
 
 use aenv_storage::{BlockDevice, Image, StorageError};
 use std::path::PathBuf;

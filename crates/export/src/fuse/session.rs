@@ -23,7 +23,7 @@ use super::files::Files;
 use super::holder::Attachment;
 use super::parked::{Parked, Reason};
 use super::requests::{Answer, Request, answer_to};
-use crate::ExportError;
+use crate::{ExportError, vital};
 use aenv_sys::fuse::abi::{ReplyHeader, RequestHeader, WriteOut, opcode};
 use aenv_sys::fuse::pressure;
 use aenv_sys::fuse::slots::{DATA_BYTES, Slot};
@@ -110,6 +110,16 @@ impl Session {
         parked: Arc<Parked>,
     ) -> Result<Self, ExportError> {
         let (devices, socket) = attachment.into_parts();
+        Self::serve(devices, socket, slots, files, parked)
+    }
+
+    fn serve(
+        devices: Vec<OwnedFd>,
+        socket: OwnedFd,
+        slots: Vec<Slot>,
+        files: Arc<Files>,
+        parked: Arc<Parked>,
+    ) -> Result<Self, ExportError> {
         let left = Mutex::new(sort_slots(slots, &parked, devices.len()));
         let workers = devices.len();
         let (stopping, warned) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -118,7 +128,10 @@ impl Session {
         for device in 0..workers {
             session.spawn(&format!("fuse-{device}"), move |shared, reply| work(shared, device, reply))?;
         }
-        session.spawn("fuse-parked", retry_parked)?;
+        session.spawn("fuse-parked", |shared, reply| {
+            retry_parked(shared, reply);
+            Ok(())
+        })?;
         Ok(session)
     }
 
@@ -130,7 +143,7 @@ impl Session {
     fn spawn(
         &mut self,
         name: &str,
-        run: impl FnOnce(&Shared, &mut Reply) + Send + 'static,
+        run: impl FnOnce(&Shared, &mut Reply) -> io::Result<()> + Send + 'static,
     ) -> Result<(), ExportError> {
         let failed = |source| ExportError::Io { action: format!("start the thread {name}"), source };
         let shared = Arc::clone(&self.shared);
@@ -138,11 +151,11 @@ impl Session {
         if !reply.0.is_locked() {
             self.shared.warn_unlocked("a limit or a missing right forbids it");
         }
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let thread = vital::spawn(name, move || {
             if let Err(error) = pressure::become_io_flusher() {
                 tracing::debug!("a thread that serves files may wait for memory: {error}");
             }
-            run(&shared, &mut reply);
+            run(&shared, &mut reply)
         });
         self.threads.push(thread.map_err(failed)?);
         Ok(())
@@ -350,7 +363,7 @@ fn sort_slots(slots: Vec<Slot>, parked: &Parked, devices: usize) -> Vec<Slot> {
 }
 
 /// A worker.
-fn work(shared: &Shared, device: usize, reply: &mut Reply) {
+fn work(shared: &Shared, device: usize, reply: &mut Reply) -> io::Result<()> {
     loop {
         let slot = shared.left.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let Some(mut slot) = slot else { break };
@@ -369,23 +382,25 @@ fn work(shared: &Shared, device: usize, reply: &mut Reply) {
         if let Err(error) = slot.lock() {
             shared.warn_unlocked(&error);
         }
-        match serve(shared, device, &mut slot, reply) {
+        match serve(shared, device, &mut slot, reply)? {
             Some(reason) => {
                 keep_only(&mut slot, reason.bytes);
                 shared.parked.park(slot, reason);
             }
             None => {
                 shared.parked.leave(slot);
-                return;
+                return Ok(());
             }
         }
     }
+    Ok(())
 }
 
 /// Serves requests until one has to wait, and returns why; none when the end has come.
-fn serve(shared: &Shared, device: usize, slot: &mut Slot, reply: &mut Reply) -> Option<Reason> {
-    let descriptor = shared.devices.get(device)?;
-    slot.set_word(DEVICE, u32::try_from(device).ok()?);
+fn serve(shared: &Shared, device: usize, slot: &mut Slot, reply: &mut Reply) -> io::Result<Option<Reason>> {
+    let no_device = || io::Error::other(format!("there is no descriptor {device}"));
+    let descriptor = shared.devices.get(device).ok_or_else(no_device)?;
+    slot.set_word(DEVICE, u32::try_from(device).map_err(io::Error::other)?);
     loop {
         // Nothing of the request before may be taken for a new one.
         slot.request_mut()[..size_of::<RequestHeader>()].zero();
@@ -394,20 +409,19 @@ fn serve(shared: &Shared, device: usize, slot: &mut Slot, reply: &mut Reply) -> 
             Ok(_) => {}
             // The request was taken back, or there was a signal.
             Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => continue,
-            Err(Errno::NODEV) => {
+            Err(Errno::NODEV | Errno::CONNABORTED) => {
                 slot.set_state(FREE);
-                return None;
+                return Ok(None);
             }
             Err(error) => {
                 slot.set_state(FREE);
-                tracing::error!("cannot read requests of the FUSE mount: {error}");
-                return None;
+                return Err(io::Error::other(format!("cannot read requests of the FUSE mount: {error}")));
             }
         }
         match shared.handle(slot, reply) {
             Handled::Done => {}
-            Handled::NoRoom(reason) => return Some(reason),
-            Handled::WokenUp => return None,
+            Handled::NoRoom(reason) => return Ok(Some(reason)),
+            Handled::WokenUp => return Ok(None),
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use super::device::Device;
 use super::pool::{Job, Pool};
+use crate::vital;
 use aenv_sys::ublk::{Event, Queue, Ring, Waker};
 use rustix::io::Errno;
 use std::io;
@@ -40,20 +41,24 @@ impl IoThread {
     pub(super) fn start(index: usize) -> io::Result<Arc<Self>> {
         let (sender, receiver) = sync_channel(1);
         let (ready, made) = sync_channel::<io::Result<Arc<Waker>>>(1);
-        let handle = std::thread::Builder::new().name(format!("ublk-io-{index}")).spawn(move || {
+        let handle = vital::spawn(&format!("ublk-io-{index}"), move || {
             let mut ring = match prepare() {
                 Ok(ring) => ring,
-                Err(error) => return drop(ready.send(Err(error))),
+                Err(error) => {
+                    // Nobody depends on it yet: whoever waits for it is told, if there is someone.
+                    let _nobody_waits = ready.send(Err(error));
+                    return Ok(());
+                }
             };
             if ready.send(Ok(ring.waker())).is_err() {
-                return;
+                return Ok(());
             }
-            let Ok(thread): Result<Arc<Self>, _> = receiver.recv() else { return };
-            if let Err(error) = thread.run(&mut ring) {
-                tracing::error!(index, "no more block requests are answered by this thread: {error}");
-            }
-            thread.inbox().closed = true;
-            thread.inbox().messages.clear();
+            let Ok(thread): Result<Arc<Self>, _> = receiver.recv() else { return Ok(()) };
+            let ended = thread.run(&mut ring);
+            let mut inbox = thread.inbox();
+            inbox.closed = true;
+            inbox.messages.clear();
+            ended
         })?;
         let waker = made.recv().map_err(io::Error::other)??;
         let thread = Arc::new(Self {

@@ -7,7 +7,7 @@ use super::device::Device;
 use super::io_thread::{IoThread, prepare_thread};
 use super::lines::{Lines, Waiting};
 use super::serve::{Outcome, serve};
-use crate::Stall;
+use crate::{Stall, vital};
 use aenv_sys::pages::Pages;
 use aenv_sys::ublk::Queue;
 use std::io;
@@ -59,7 +59,10 @@ impl Pool {
             );
         }
         let its = Arc::clone(self);
-        std::thread::Builder::new().name(format!("ublk-work-{index}")).spawn(move || its.run(&mut buffer))
+        vital::spawn(&format!("ublk-work-{index}"), move || {
+            its.run(&mut buffer);
+            Ok(())
+        })
     }
 
     /// Puts a request at the end of its device's line.

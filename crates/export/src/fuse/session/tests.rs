@@ -195,3 +195,30 @@ fn slots_without_a_request_are_free() {
         assert_eq!((seen.changes, seen.answer, seen.parked), (Vec::new(), None, 0));
     }
 }
+
+/// Not a test: what a child does.
+#[test]
+#[ignore = "the part of a child, run by another test"]
+fn serve_what_cannot_be_read() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    let (_other, unreadable) = rustix::pipe::pipe().unwrap();
+    let (socket, _holder) = std::os::unix::net::UnixStream::pair().unwrap();
+    let slots = slots::map(slots::create(1).unwrap(), 1).unwrap();
+    let parked = Arc::new(Parked::new(1 << 20));
+    let _session =
+        Session::serve(vec![unreadable], socket.into(), slots, Arc::new(Files::default()), parked).unwrap();
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+const CHILD: &str = "AENV_TEST_SESSION_CHILD";
+
+#[test]
+fn a_daemon_that_cannot_read_requests_ends() {
+    use std::os::unix::process::ExitStatusExt as _;
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "fuse::session::tests::serve_what_cannot_be_read", "--ignored"]);
+    let output = command.env(CHILD, "1").output().unwrap();
+    assert_eq!(output.status.signal(), Some(6), "it lives on and answers nothing: {output:?}");
+}
