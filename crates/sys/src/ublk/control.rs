@@ -1,4 +1,8 @@
-//! Commands to /dev/ublk-control. Owns its descriptor; each call has a ring of its own, so calls do not wait for each other.
+//! Commands to /dev/ublk-control. Owns its descriptor.
+//!
+//! Calls do not wait for each other: each has a ring of its own, and those that may take long a thread of their own, too. The
+//! kernel executes commands on behalf of the thread that gave them, only a few at once; so two that it cannot finish, which
+//! not even their caller's giving up ends, would let no later one of that thread begin.
 
 use super::abi::{self, DeviceInfo, Features, Parameters};
 use io_uring::types::{Fd, SubmitArgs, Timespec};
@@ -7,6 +11,7 @@ use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 type ControlRing = IoUring<squeue::Entry128, cqueue::Entry>;
@@ -115,7 +120,7 @@ impl Control {
         let length = u16::try_from(N).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
         let mut buffer = Box::new(buffer);
         let address = buffer.as_mut_ptr().expose_provenance() as u64;
-        let mut ring = self.submit(operation, abi::control_command(number, address, length, 0))?;
+        let mut ring = submit(&self.device, operation, abi::control_command(number, address, length, 0))?;
         match wait(&mut ring, None) {
             Ok(result) => answer(result).map(|()| *buffer),
             Err(error) => {
@@ -126,21 +131,34 @@ impl Control {
         }
     }
 
-    /// A command without a buffer.
+    /// A command without a buffer, on a thread of its own. When the limit is over, the thread is left to the kernel: it ends
+    /// with the command.
     fn order(&self, operation: u32, number: u32, data: u64, limit: Duration) -> io::Result<()> {
-        let mut ring = self.submit(operation, abi::control_command(number, 0, 0, data))?;
-        answer(wait(&mut ring, Some(limit))?)
+        let device = self.device.try_clone()?;
+        let (sender, receiver) = sync_channel(1);
+        std::thread::Builder::new().name("ublk-control".to_owned()).spawn(move || {
+            let tell = |done| {
+                // Whoever gave the command waits for this.
+                let _heard = sender.send(done);
+            };
+            match submit(&device, operation, abi::control_command(number, 0, 0, data)) {
+                // Told before the ring is dropped, for that may take as long as the command.
+                Ok(mut ring) => tell(wait(&mut ring, Some(limit)).and_then(answer)),
+                Err(error) => tell(Err(error)),
+            }
+        })?;
+        receiver.recv().map_err(io::Error::other)?
     }
+}
 
-    fn submit(&self, operation: u32, command: [u8; 80]) -> io::Result<ControlRing> {
-        let mut ring = ControlRing::builder().build(2)?;
-        let entry = opcode::UringCmd80::new(Fd(self.device.as_raw_fd()), operation).cmd(command).build();
-        // SAFETY: the descriptor is open until `submit` has returned, after which the kernel holds the file itself. What
-        // the command points to is the heap buffer of `exchange`, which is freed only after the completion, or nothing.
-        unsafe { ring.submission().push(&entry) }.map_err(io::Error::other)?;
-        ring.submit()?;
-        Ok(ring)
-    }
+fn submit(device: &File, operation: u32, command: [u8; 80]) -> io::Result<ControlRing> {
+    let mut ring = ControlRing::builder().build(2)?;
+    let entry = opcode::UringCmd80::new(Fd(device.as_raw_fd()), operation).cmd(command).build();
+    // SAFETY: the descriptor is open until `submit` has returned, after which the kernel holds the file itself. What
+    // the command points to is the heap buffer of `exchange`, which is freed only after the completion, or nothing.
+    unsafe { ring.submission().push(&entry) }.map_err(io::Error::other)?;
+    ring.submit()?;
+    Ok(ring)
 }
 
 /// Waits for the one completion.
