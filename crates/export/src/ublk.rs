@@ -43,8 +43,6 @@ use std::time::{Duration, Instant};
 pub(crate) const MAX_IO_BYTES: u32 = 1 << 20;
 /// For what the kernel does at once unless something is wrong.
 const LIMIT: Duration = Duration::from_secs(20);
-/// For requests that storage is working on when an export is removed.
-const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// Between two looks at something that needs a moment.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -59,13 +57,16 @@ pub struct Settings {
     pub workers: usize,
     /// Requests that may be under way in each device; 1 to 4096.
     pub depth: u16,
+    /// How long a removal waits for requests that storage is working on.
+    pub stop_limit: Duration,
 }
 
 impl Settings {
-    /// Two I/O threads, eight workers, 128 requests per device.
+    /// Two I/O threads, eight workers, 128 requests per device, a minute for a removal.
     #[must_use]
     pub fn new(instance: &str) -> Self {
-        Self { instance: instance.to_owned(), io_threads: 2, workers: 8, depth: 128 }
+        let stop_limit = Duration::from_secs(60);
+        Self { instance: instance.to_owned(), io_threads: 2, workers: 8, depth: 128, stop_limit }
     }
 }
 
@@ -74,12 +75,18 @@ impl Settings {
 pub struct UblkExporter {
     control: Control,
     depth: u16,
+    stop_limit: Duration,
     instance: u32,
     devices: Mutex<BTreeMap<u32, Entry>>,
     threads: Vec<Arc<IoThread>>,
     pool: Arc<Pool>,
 }
 
+/// ```text
+///  Busy ──made, taken over──▶ Served ──remove──▶ Busy ──▶ (gone)
+///                                                ▲  └── failed ──▶ Ending
+///                                                └───── remove ───────┘
+/// ```
 #[derive(Debug)]
 enum Entry {
     /// Being made, taken over or removed.
@@ -87,13 +94,15 @@ enum Entry {
         name: String,
     },
     Served(Arc<Device>),
+    /// Its removal was begun and failed: requests that the kernel still gives are answered, and none is held.
+    Ending(Arc<Device>),
 }
 
 impl Entry {
     fn name(&self) -> &str {
         match self {
             Self::Busy { name } => name,
-            Self::Served(device) => device.name(),
+            Self::Served(device) | Self::Ending(device) => device.name(),
         }
     }
 }
@@ -120,6 +129,7 @@ impl UblkExporter {
         Ok(Self {
             control,
             depth: settings.depth,
+            stop_limit: settings.stop_limit,
             instance: checksum(&settings.instance),
             devices: Mutex::default(),
             threads,
@@ -186,7 +196,12 @@ impl UblkExporter {
             return Err(ExportError::Io { action, source });
         }
         let mut devices = self.devices();
-        if devices.contains_key(&export.number) {
+        let there = devices.get(&export.number);
+        if matches!(there, Some(Entry::Ending(device)) if device.name() == export.name) {
+            let action = format!("make or take over export {}: its removal is not complete", export.name);
+            return Err(ExportError::Io { action, source: io::ErrorKind::ResourceBusy.into() });
+        }
+        if there.is_some() {
             return Err(ExportError::Taken { what: "number", value: export.number.to_string() });
         }
         if devices.values().any(|entry| entry.name() == export.name) {
@@ -225,7 +240,7 @@ impl UblkExporter {
     fn delete(&self, number: u32) -> Result<(), ExportError> {
         let gone = |error: &io::Error| is(error, rustix::io::Errno::NODEV);
         // Stopping first: deleting holds a lock of the whole driver while it waits for requests.
-        match self.control.stop(number, STOP_LIMIT) {
+        match self.control.stop(number, self.stop_limit) {
             Err(error) if !gone(&error) => return Err(failed(format!("stop block device {number}"))(error)),
             _ => {}
         }
@@ -310,7 +325,7 @@ impl Exporter for UblkExporter {
                     let action = format!("remove export {}: something is being done with it", export.name);
                     return Err(ExportError::Io { action, source: io::ErrorKind::ResourceBusy.into() });
                 }
-                Some(Entry::Served(device)) => {
+                Some(Entry::Served(device) | Entry::Ending(device)) => {
                     let device = Arc::clone(device);
                     devices.insert(number, Entry::Busy { name: export.name.clone() });
                     Some(device)
@@ -331,8 +346,7 @@ impl Exporter for UblkExporter {
         });
         let mut devices = self.devices();
         match (&removed, served) {
-            // Still there, so it can be removed again.
-            (Err(_), Some(device)) => drop(devices.insert(number, Entry::Served(device))),
+            (Err(_), Some(device)) => drop(devices.insert(number, Entry::Ending(device))),
             _ => drop(devices.remove(&number)),
         }
         removed

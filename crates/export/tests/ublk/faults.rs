@@ -1,10 +1,13 @@
 //! Storage without room, over its quota, slow, or broken.
 
 use crate::stage::{Aligned, MIB, Stage, open_direct, pattern, until};
-use aenv_export::Exporter;
+use aenv_export::ublk::{Settings, UblkExporter};
+use aenv_export::{Content, Export, ExportError, Exporter};
 use rustix::io::Errno;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -55,6 +58,37 @@ fn removal_does_not_wait_for_room() {
     stage.exporter().remove(&export).unwrap();
     assert!(writer.join().unwrap().is_err(), "there was no room");
     assert!(stage.exporter().stalled().is_empty());
+}
+
+#[test]
+fn a_removal_that_failed_can_only_be_repeated() {
+    let Some(mut stage) = Stage::new("ending") else { return };
+    stage.exporter = None;
+    let settings = Settings { stop_limit: Duration::from_secs(2), ..Settings::new(&stage.instance) };
+    stage.exporter = Some(UblkExporter::new(&settings).unwrap());
+    let (export, backing, device) = stage.disk(165, "ending", 4 * MIB);
+    backing.gate.close();
+    let reader =
+        std::thread::spawn(move || open_direct(&device, false).read_exact_at(Aligned::new(4096).bytes(), 0));
+    until("storage has the request", || backing.gate.waiting() == 1);
+    let content = || Content::Disk(Arc::clone(&backing) as _);
+    let kind = |result: Result<PathBuf, ExportError>| match result {
+        Err(ExportError::Io { source, .. }) => source.kind(),
+        other => panic!("{other:?}"),
+    };
+    for _ in 0..3 {
+        assert_eq!(kind(stage.exporter().remove(&export).map(|()| PathBuf::new())), ErrorKind::TimedOut);
+        assert_eq!(kind(stage.exporter().add(&export, content())), ErrorKind::ResourceBusy);
+        assert_eq!(kind(stage.exporter().recover(&export, content())), ErrorKind::ResourceBusy);
+        let other = Export { number: 167, ..export.clone() };
+        let taken = stage.exporter().add(&other, content());
+        assert!(matches!(taken, Err(ExportError::Taken { what: "name", .. })), "{taken:?}");
+        assert_eq!(stage.exporter().leftovers().unwrap(), [0; 0]);
+    }
+    backing.gate.open();
+    reader.join().unwrap().unwrap();
+    stage.exporter().remove(&export).unwrap();
+    until("the number is free", || stage.exporter().add(&export, content()).is_ok());
 }
 
 #[test]
