@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 /// Serves until a signal asks for the end.
@@ -36,7 +36,13 @@ pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
     let guest = guest(&options.guest_dir, chosen.kernel)?;
     // The service goes on when the node ends; only the watch over it does not.
     let watching = CancellationToken::new();
-    let disks = stored::disks(&options.instance, watching.clone()).await?;
+    let disks = tokio::select! {
+        disks = stored::disks(&options.instance, watching.clone()) => disks?,
+        name = either(&mut terminate, &mut interrupt) => {
+            tracing::info!(signal = name, "ending before the block service answered; it goes on");
+            return Ok(());
+        }
+    };
     let slots = LinuxSlots::start(slot_settings(&options)).await.context("cannot prepare networks")?;
     let slots = Arc::new(slots);
     let parts = Parts { vmm: chosen.vmm, slots: slots.clone() };
@@ -54,10 +60,7 @@ pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
     tracing::info!(listen = %options.listen, instance = %options.instance.instance, "serving");
     let shutdown = CancellationToken::new();
     let serving = tokio::spawn(server.run(listener, shutdown.clone()));
-    let name = tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
-    };
+    let name = either(&mut terminate, &mut interrupt).await;
 
     tracing::info!(signal = name, "shutting down; sandboxes run on");
     shutdown.cancel();
@@ -65,6 +68,14 @@ pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
     orchestrator.shutdown().await;
     watching.cancel();
     slots.shutdown().await.context("cannot remove fresh networks")
+}
+
+/// The name of the signal that came first.
+async fn either(terminate: &mut Signal, interrupt: &mut Signal) -> &'static str {
+    tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    }
 }
 
 fn api_settings(options: &ServeOptions) -> Result<aenv_api::Settings> {

@@ -3,19 +3,20 @@
 //! ```text
 //! somebody answers at RUN/stored.sock ──────────────────▶ watched ◀──────────────┐
 //!  │ nobody does                                            │ it ends            │ answers
-//!  └─▶ started, in a session of its own ─▶ answers ─▶ watched ─▶ pause ─▶ asked, or started again
+//!  └─▶ started (see `start`) ─▶ answers ──────────▶ watched ─▶ pause ─▶ asked, or started again
 //! ```
 //!
 //! It survives the node: nothing of it is ended when the node is, and the next node finds it. Guests wait while it is away.
 //! Under systemd it has a unit of its own, which may be faster than the node to start it again; only one can hold the data.
 
+mod start;
+
 use crate::arguments::{DisksChoice, Instance, StoredOptions};
 use aenv_orchestrator::{DiskCopies, DiskSettings};
 use aenv_storage::block_service::{Client, ServiceError};
-use aenv_sys::process::{Detached, Isolation, PidFd};
+use aenv_sys::process::PidFd;
 use anyhow::{Context as _, Result, bail};
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -30,7 +31,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const STEADY: Duration = Duration::from_secs(60);
 
 /// How this node's disks are to be stored. Starts the block service where it is needed and not there, and keeps it running
-/// until `stopping`.
+/// until `stopping`. Takes as long as the service takes to recover; may be dropped meanwhile: the service goes on.
 pub(crate) async fn disks(instance: &Instance, stopping: CancellationToken) -> Result<DiskSettings> {
     let data_dir = &instance.data_dir;
     std::fs::create_dir_all(data_dir).with_context(|| format!("cannot make {}", data_dir.display()))?;
@@ -113,6 +114,8 @@ struct Service {
     run_dir: PathBuf,
     options: StoredOptions,
     client: Client,
+    /// For one answer of a service that was just started, before it is asked again.
+    client_patience: Duration,
 }
 
 impl Service {
@@ -125,6 +128,7 @@ impl Service {
             instance: instance.instance.to_string(),
             data_dir: instance.data_dir.clone(),
             client: Client::new(&run_dir.join("stored.sock"), PATIENCE),
+            client_patience: PATIENCE,
             run_dir,
             options,
         }
@@ -154,7 +158,12 @@ impl Service {
 
     /// The process that answers at the socket, if one does.
     async fn find(&self) -> Result<Option<PidFd>> {
-        match self.client.with_patience(GLANCE).status().await {
+        self.find_within(GLANCE).await
+    }
+
+    /// The same, with another patience.
+    async fn find_within(&self, patience: Duration) -> Result<Option<PidFd>> {
+        match self.client.with_patience(patience).status().await {
             Ok(status) => match PidFd::open(status.pid, None) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
                 opened => Ok(Some(opened.with_context(|| format!("cannot open process {}", status.pid))?)),
@@ -171,44 +180,6 @@ impl Service {
                 Ok(found)
             }
             None => self.start().await,
-        }
-    }
-
-    /// Starts one and waits until it answers.
-    async fn start(&self) -> Result<PidFd> {
-        let log = self.data_dir.join("stored.log");
-        let output = File::options().create(true).append(true).open(&log);
-        let output = output.with_context(|| format!("cannot open {}", log.display()))?;
-        let begin = output.metadata().with_context(|| format!("cannot measure {}", log.display()))?.len();
-        let process = Detached {
-            program: &self.program,
-            arg0: "aenv-stored",
-            args: &self.arguments("serve"),
-            directory: Path::new("/"),
-            netns: None,
-            log: output,
-            inherit: &[],
-            // It sets its own.
-            oom_score_adj: None,
-            cgroup: None,
-            isolation: Isolation::default(),
-        };
-        let process = process.spawn().context("cannot start the block service")?;
-        let answered = tokio::select! {
-            status = self.client.status() => status.map(drop).context("the block service does not answer"),
-            _ = process.exited() => Err(anyhow::anyhow!("the block service ended at once")),
-        };
-        match answered {
-            Ok(()) => {
-                tracing::info!(pid = process.pid(), log = %log.display(), "started the block service");
-                Ok(process)
-            }
-            Err(error) => {
-                process.kill().context("cannot end a block service that does not answer")?;
-                process.exited().await.context("cannot wait for the end of the block service")?;
-                process.reap().context("cannot reap the block service")?;
-                Err(error.context(last_words(&log, begin)))
-            }
         }
     }
 
@@ -232,9 +203,10 @@ impl Service {
                 if stopping.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
                     return;
                 }
-                match self.find_or_start().await {
-                    Ok(process) => break process,
-                    Err(error) => {
+                match stopping.run_until_cancelled(self.find_or_start()).await {
+                    None => return,
+                    Some(Ok(process)) => break process,
+                    Some(Err(error)) => {
                         pause = (pause * 2).min(LONGEST_PAUSE);
                         tracing::error!(error = format!("{error:#}"), again_in = ?pause, "no block service");
                     }
@@ -252,62 +224,5 @@ fn beside_us() -> PathBuf {
     beside.filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from(PROGRAM))
 }
 
-/// What a service that failed wrote to its log from `begin` on, at most the last lines.
-fn last_words(log: &Path, begin: u64) -> String {
-    let Ok(content) = std::fs::read(log) else { return format!("its log {} cannot be read", log.display()) };
-    let new = content.get(usize::try_from(begin).unwrap_or(0)..).unwrap_or(&content);
-    let text = String::from_utf8_lossy(&new[new.len().saturating_sub(2000)..]).into_owned();
-    format!("its log {} ends with: {}", log.display(), text.trim())
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::arguments::{Arguments, Task};
-    use clap::Parser as _;
-
-    fn instance(directory: &Path, program: &str) -> Instance {
-        let data = directory.join("data");
-        let run = directory.join("run");
-        let arguments = Arguments::parse_from([
-            "aenv-node",
-            "purge",
-            "--data-dir",
-            data.to_str().unwrap(),
-            "--run-dir",
-            run.to_str().unwrap(),
-            "--stored",
-            program,
-        ]);
-        std::fs::create_dir_all(&data).unwrap();
-        let Task::Purge(instance) = arguments.task else { panic!("purge was asked for") };
-        instance
-    }
-
-    #[tokio::test]
-    async fn a_service_that_cannot_start_is_told_with_its_last_words() {
-        let directory = tempfile::tempdir().unwrap();
-        let program = directory.path().join("broken");
-        std::fs::write(&program, "#!/bin/sh\necho \"I cannot\"\nexit 1\n").unwrap();
-        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let service = Service::of(&instance(directory.path(), program.to_str().unwrap()));
-        let error = format!("{:#}", service.find_or_start().await.unwrap_err());
-        assert!(error.contains("I cannot") && error.contains("ended at once"), "{error}");
-        let missing = Service::of(&instance(directory.path(), "/no-such-program"));
-        let error = format!("{:#}", missing.find_or_start().await.unwrap_err());
-        assert!(error.contains("/no-such-program"), "{error}");
-    }
-
-    #[tokio::test]
-    async fn where_no_service_was_there_is_nothing_to_purge_and_its_disks_are_not_forgotten() {
-        let directory = tempfile::tempdir().unwrap();
-        let instance = instance(directory.path(), "/no-such-program");
-        assert!(purge(&instance).await.unwrap().is_empty());
-        refuse_leftovers(&instance).unwrap();
-        std::fs::create_dir_all(instance.data_dir.join("storage/disks/ix")).unwrap();
-        let error = refuse_leftovers(&instance).unwrap_err().to_string();
-        assert!(error.contains("AENV_DISKS=service"), "{error}");
-        let error = format!("{:#}", purge(&instance).await.unwrap_err());
-        assert!(error.contains("/no-such-program"), "{error}");
-    }
-}
+mod tests;
