@@ -79,7 +79,7 @@ pub(crate) struct Top {
 /// How a top is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// To be written: a session begins.
+    /// To be written: a session begins, if the last one is of another boot.
     Write,
     /// Only read; its log gets nothing but commits.
     Read,
@@ -172,7 +172,11 @@ impl Top {
             if recovered.power_was_lost {
                 top.free_leftovers()?;
             }
-            top.begin_session(boot)?;
+            // A session tells boots apart, not processes: within a boot the log goes on, so that a host without room does
+            // not keep a disk from being opened.
+            if recovered.boot != Some(*boot) {
+                top.begin_session(boot)?;
+            }
         }
         Ok(Opened { top, sealed: recovered.sealed })
     }

@@ -8,7 +8,7 @@
 //!          0 CRC u32   4 length u32 of the record, these 24 bytes included   8 sequence u64, counts from 1   16 kind u32
 //!         20 zero u32  24 payload
 //!
-//!        kind 1 session   boot id [16], random [16]             whoever opened the top for writing
+//!        kind 1 session   boot id [16], random [16]             whoever first opened the top for writing in a boot
 //!             2 ranges    { first block u64, blocks u32, state u32 } …
 //!             3 commit    sequence u64                           the last record whose data is on the disk
 //!             4 sealed    –                                      nothing changes a block after it

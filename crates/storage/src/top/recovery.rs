@@ -33,6 +33,8 @@ pub(super) struct Recovered {
     pub(super) end: LogEnd,
     /// A `sealed` record counts.
     pub(super) sealed: bool,
+    /// That of the last session.
+    pub(super) boot: Option<BootId>,
     /// The last session was of another boot: the data file may hold blocks that the map does not know of.
     pub(super) power_was_lost: bool,
 }
@@ -67,9 +69,10 @@ pub(super) fn recover(log: &dyn StoredFile, name: &str, boot: &BootId) -> Result
         }
         replay.take(record, end.sequence).map_err(|reason| damaged(name, reason))?;
     }
-    let power_was_lost = replay.boot.is_some_and(|last| last != *boot);
+    let last = replay.boot;
+    let power_was_lost = last.is_some_and(|last| last != *boot);
     replay.finish(boot);
-    Ok(Recovered { identity, map: replay.map, end, sealed: replay.sealed, power_was_lost })
+    Ok(Recovered { identity, map: replay.map, end, sealed: replay.sealed, boot: last, power_was_lost })
 }
 
 /// Records in order, and what they have come to.
