@@ -5,7 +5,7 @@
 mod daemon;
 
 use aenv_storage::BLOCK_BYTES;
-use aenv_storage::block_service::{CreateImage, DiskState, DiskView, LayerRef, ServiceError};
+use aenv_storage::block_service::{CollectGarbage, CreateImage, DiskState, DiskView, LayerRef, ServiceError};
 use daemon::{Direct, PATIENCE, Stored, content, name, request, stored_bytes};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -272,4 +272,73 @@ async fn a_mapped_image_is_there_again_after_a_kill() {
     // Not in the page cache yet.
     file.read_exact_at(&mut block, 4000 * BLOCK_BYTES).unwrap();
     assert_eq!(block, content(4000, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_unreadable_record_may_need_stays_until_it_is_deleted() {
+    let stored = Stored::start().await;
+    let base = stored.raw_layer("raw");
+    let LayerRef::Raw { raw } = base.clone() else { unreachable!() };
+    let image = |image: &str, layers: &[LayerRef]| CreateImage {
+        name: name(image),
+        layers: layers.to_vec(),
+        owner: 0,
+        exported: false,
+    };
+    for disk in ["before", "after"] {
+        let path = stored.disk(disk, std::slice::from_ref(&base)).await.path.unwrap();
+        Direct::open(&path).write(1, &content(1, 1)).unwrap();
+        let sealed = stored.client.seal_disk(&name(disk), None).await.unwrap();
+        stored.client.create_image(&image(disk, &sealed.layers)).await.unwrap();
+    }
+    stored.client.delete_disk(&name("before")).await.unwrap();
+    stored.kill();
+    let record = |image: &str| stored.data().join(format!("storage/images/{image}.json"));
+    let whole = ["before", "after"].map(|image| std::fs::read(record(image)).unwrap());
+    for image in ["before", "after"] {
+        std::fs::write(record(image), "").unwrap();
+    }
+    stored.restart();
+    // One was kept before its user became unreadable, the other one is deleted now.
+    stored.client.delete_disk(&name("after")).await.unwrap();
+    let refused = stored.client.collect_garbage(&CollectGarbage::default()).await.unwrap_err();
+    assert!(matches!(&refused, ServiceError::Conflict(reason) if reason.contains("record")), "{refused}");
+    stored.kill();
+    stored.restart();
+    for disk in ["before", "after"] {
+        let kept = stored.client.disk(&name(disk)).await.unwrap();
+        assert_eq!((kept.state, kept.tops.len()), (DiskState::Kept, 1), "{disk}");
+    }
+    assert!(raw.exists());
+
+    // Mended, one can be used as if nothing had been; deleted, the other one frees what only it may have needed.
+    stored.kill();
+    std::fs::write(record("before"), &whole[0]).unwrap();
+    stored.restart();
+    stored.client.delete_image(&name("after")).await.unwrap();
+    assert!(matches!(stored.client.disk(&name("after")).await, Err(ServiceError::NotFound(_))));
+    let layers = stored.client.image(&name("before")).await.unwrap().layers;
+    let path = stored.disk("child", &layers).await.path.unwrap();
+    assert_eq!(Direct::open(&path).read(1).unwrap(), content(1, 1));
+    stored.client.delete_disk(&name("child")).await.unwrap();
+    stored.client.delete_image(&name("before")).await.unwrap();
+    assert_eq!(stored.client.collect_garbage(&CollectGarbage::default()).await.unwrap().layers, 1);
+    assert!(!raw.exists());
+    assert_eq!(std::fs::read_dir(stored.disks()).unwrap().count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unreadable_disk_that_others_are_made_of_is_not_deleted() {
+    let stored = Stored::start().await;
+    stored.disk("parent", &[]).await;
+    let sealed = stored.client.seal_disk(&name("parent"), None).await.unwrap();
+    stored.disk("child", &sealed.layers).await;
+    stored.kill();
+    std::fs::write(stored.disks().join("parent/record.json"), "{").unwrap();
+    stored.restart();
+    let refused = stored.client.delete_disk(&name("parent")).await.unwrap_err();
+    assert!(matches!(refused, ServiceError::Conflict(_)), "{refused}");
+    stored.client.delete_disk(&name("child")).await.unwrap();
+    stored.client.delete_disk(&name("parent")).await.unwrap();
+    assert_eq!(stored.client.disks().await.unwrap().disks, []);
 }

@@ -1,5 +1,5 @@
 //! Merging long chains of sealed tops, on a thread of low priority: each top costs a look-up for every block that none above
-//! has. Tops that a record of another disk or image names are never touched.
+//! has. Tops that a record of another disk or image names, or may name, are never touched.
 //!
 //! Owns nothing. Seals, reads and writes go on meanwhile; a removal waits for the end.
 
@@ -54,8 +54,11 @@ impl Service {
             if tops <= LONG || !self.exports.stalled().is_empty() {
                 continue;
             }
-            if !lock(&self.table).tops_used_by_others(&entry.name).is_empty() {
-                continue;
+            {
+                let table = lock(&self.table);
+                if table.has_unreadable() || !table.tops_used_by_others(&entry.name).is_empty() {
+                    continue;
+                }
             }
             match disk.compact(tops - NEWEST) {
                 Ok(Compaction::Merged { freed_bytes }) => {

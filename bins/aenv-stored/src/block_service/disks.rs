@@ -125,7 +125,14 @@ impl Service {
         }
         match &entry.record {
             // Its export is not known. It was lost with the power of the host, or the host never had it.
-            None => self.forget(&entry)?,
+            None => {
+                if !lock(&self.table).tops_used_by_others(name).is_empty() {
+                    return Err(Failure::conflict(format!(
+                        "others are made of disk {name}, whose record cannot be read: mend it, or delete them first"
+                    )));
+                }
+                self.forget(&entry)?;
+            }
             Some(record) => {
                 DiskRecord { stage: Stage::Deleting, ..record.clone() }.write(&self.directories)?;
                 entry.release_layers();
@@ -148,15 +155,22 @@ impl Service {
             DiskLife::Kept { tops } => Some(tops),
             _ => None,
         };
-        let used = lock(&self.table).tops_used_by_others(&entry.name);
-        if used.is_empty() {
+        let (used, unknown) = {
+            let table = lock(&self.table);
+            (table.tops_used_by_others(&entry.name), table.has_unreadable())
+        };
+        if used.is_empty() && !unknown {
             drop(sealed);
             return self.forget(entry);
         }
         let directory = self.directories.tops(&entry.name);
         let sealed = sealed.unwrap_or_else(|| tops::open_kept(&directory));
+        if used.is_empty() && sealed.is_empty() {
+            return self.forget(entry);
+        }
         DiskRecord { stage: Stage::Kept, ..record.clone() }.write(&self.directories)?;
-        let tops = tops::keep_only(&directory, sealed, &used)?;
+        // All of them, as long as nobody knows whether a record that cannot be read names one.
+        let tops = if unknown { sealed } else { tops::keep_only(&directory, sealed, &used)? };
         *lock(&entry.life) = DiskLife::Kept { tops };
         Ok(())
     }

@@ -19,6 +19,11 @@ const WRITING: Duration = Duration::from_secs(3600);
 impl Service {
     /// Removes layer files that are neither in use nor named by the caller, and directories of no disk.
     pub(crate) fn collect_garbage(&self, request: &CollectGarbage) -> Result<Collected, Failure> {
+        if lock(&self.table).has_unreadable() {
+            return Err(Failure::conflict(
+                "a record cannot be read, so what it needs is not known: mend it, or delete its disk or image",
+            ));
+        }
         self.prune();
         let layers = self.directories.layers();
         // Nobody comes to need a file while it is looked at and removed.

@@ -148,6 +148,12 @@ impl Table {
                 .any(|image| image.record.as_ref().is_some_and(|record| record.number == number))
     }
 
+    /// Whether a record cannot be read: what it needs is not known then, so nothing that it may need is removed.
+    pub(crate) fn has_unreadable(&self) -> bool {
+        self.disks.values().any(|disk| disk.record.is_none())
+            || self.images.values().any(|image| image.record.is_none())
+    }
+
     /// The tops of `disk` that other disks, or images, are made of.
     pub(crate) fn tops_used_by_others(&self, disk: &Name) -> BTreeSet<Name> {
         let others = self.disks.values().filter(|other| other.name != *disk).flat_map(|other| other.layers());

@@ -86,7 +86,8 @@ impl Service {
         Ok(())
     }
 
-    /// Removes what deleted disks kept for others that are gone now. What cannot be removed is tried again next time.
+    /// Removes what deleted disks kept for others that are gone now. What cannot be removed is tried again next time. Nothing
+    /// is removed while a record cannot be read.
     pub(crate) fn prune(&self) {
         let entries: Vec<Arc<DiskEntry>> = lock(&self.table).disks.values().cloned().collect();
         // Others are not waited for: one that is being deleted now prunes at its end.
@@ -103,11 +104,16 @@ impl Service {
         // Whoever comes to need one of its tops has entered the table before, or finds it gone and fails.
         let mut life = lock(&entry.life);
         let DiskLife::Kept { tops } = &mut *life else { return Ok(()) };
-        let used = lock(&self.table).tops_used_by_others(&entry.name);
+        let used = {
+            let table = lock(&self.table);
+            if table.has_unreadable() {
+                return Ok(());
+            }
+            table.tops_used_by_others(&entry.name)
+        };
         if !used.is_empty() {
-            let sealed = std::mem::take(tops);
-            let kept = keep_only(&self.directories.tops(&entry.name), sealed, &used)?;
-            *tops = kept;
+            // Should it fail, all of them stay open.
+            *tops = keep_only(&self.directories.tops(&entry.name), tops.clone(), &used)?;
             return Ok(());
         }
         tops.clear();
