@@ -27,6 +27,10 @@ impl Failure {
         Self { code: ErrorCode::Conflict, message: message.into() }
     }
 
+    pub(crate) fn no_space(message: impl Into<String>) -> Self {
+        Self { code: ErrorCode::NoSpace, message: message.into() }
+    }
+
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Self { code: ErrorCode::Unavailable, message: message.into() }
     }

@@ -17,6 +17,7 @@ mod numbers;
 mod purge;
 mod records;
 mod serve;
+mod waiting;
 
 use arguments::{Arguments, Task};
 use clap::Parser;

@@ -6,7 +6,7 @@
 //! The end stops nothing but this process: requests of guests wait in the kernel for the next one.
 
 use crate::arguments::ServeOptions;
-use crate::block_service::{Service, compaction};
+use crate::block_service::{Service, compaction, reopening};
 use crate::directories::{Directories, remove_file};
 use crate::exports::Exports;
 use crate::http;
@@ -46,6 +46,7 @@ pub(crate) async fn serve(options: ServeOptions, protected: std::io::Result<()>)
     let service = Arc::new(service);
     compaction::start(&service, Duration::from_secs(options.compaction_seconds))
         .context("cannot start the thread that merges tops")?;
+    reopening::start(&service).context("cannot start the thread that opens disks when there is room")?;
     let listener = listen(&directories.socket())?;
     let router = http::router(service);
     tracing::info!(socket = %directories.socket().display(), "serving");

@@ -6,8 +6,11 @@
 mod daemon;
 
 use aenv_storage::BLOCK_BYTES;
-use aenv_storage::block_service::{DiskView, Name, Sealed};
+use aenv_storage::block_service::{CreateImage, DiskState, DiskView, Name, Sealed};
 use daemon::{Direct, PATIENCE, Stored, content, name};
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -170,4 +173,85 @@ async fn a_guest_waits_while_the_host_has_no_room_and_goes_on() {
     for block in (0..BLOCKS).step_by(61) {
         assert_eq!(file.read(block).unwrap(), content(block, 1));
     }
+}
+
+/// Fills a file system to its last page.
+fn fill(path: &Path) {
+    let mut file = File::options().create(true).append(true).open(path).unwrap();
+    loop {
+        match file.write_all(&[1; BLOCK_BYTES as usize]) {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => return,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Reads a block on a thread of its own, which may have to wait.
+fn reader(path: &Path, block: u64) -> std::thread::JoinHandle<Vec<u8>> {
+    let path = path.to_owned();
+    std::thread::spawn(move || {
+        let mut bytes = vec![0; BLOCK_BYTES as usize];
+        File::open(path).unwrap().read_exact_at(&mut bytes, block * BLOCK_BYTES).unwrap();
+        bytes
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_opened_for_want_of_room_waits_for_it_and_fails_nothing() {
+    let host = SmallFileSystem::mount(16 << 20);
+    let stored = Stored::start_on(host.0.path()).await;
+    let disk = stored.disk("parent", &[]).await;
+    let path = disk.path.unwrap();
+    let other = stored.disk("other", &[]).await.path.unwrap();
+    Direct::open(&other).write(1, &content(1, 9)).unwrap();
+    Direct::open(&path).write(1, &content(1, 1)).unwrap();
+    let layers = stored.client.seal_disk(&disk.name, None).await.unwrap().layers;
+    let child = stored.disk("child", &layers).await.path.unwrap();
+    let image = CreateImage { name: name("image"), layers, owner: 0, exported: true };
+    let image = stored.client.create_image(&image).await.unwrap().path.unwrap();
+    Direct::open(&path).write(2, &content(2, 2)).unwrap();
+
+    // Killed in the middle of a seal: whoever opens the disk makes its next top.
+    let tops = stored.disks().join("parent/tops");
+    let manifest = std::fs::read(tops.join("disk.pending.json")).unwrap();
+    stored.client.seal_disk(&disk.name, None).await.unwrap();
+    stored.kill();
+    std::fs::write(tops.join("disk.pending.json"), manifest).unwrap();
+    for file in ["top-3.data", "top-3.log"] {
+        std::fs::remove_file(tops.join(file)).unwrap();
+    }
+    let filler = host.0.path().join("filler");
+    fill(&filler);
+
+    for _ in 0..2 {
+        stored.restart();
+        assert_eq!(stored.client.status().await.unwrap().failed, []);
+        stored.kill();
+    }
+    let readers = [reader(&path, 1), reader(&path, 2), reader(&child, 1), reader(&image, 1)];
+    stored.restart();
+    assert_eq!(Direct::open(&other).read(1).unwrap(), content(1, 9));
+    for waiting in ["parent", "child"] {
+        let stalled = async || stored.client.disk(&name(waiting)).await.unwrap().stalled;
+        eventually("the disk is told to wait", async || stalled().await.is_some()).await;
+        assert_eq!(stored.client.disk(&name(waiting)).await.unwrap().state, DiskState::Ready);
+    }
+    assert!(readers.iter().all(|reader| !reader.is_finished()));
+
+    std::fs::remove_file(&filler).unwrap();
+    let expected = [content(1, 1), content(2, 2), content(1, 1), content(1, 1)];
+    for (reader, expected) in readers.into_iter().zip(expected) {
+        eventually("the reader goes on", async || reader.is_finished()).await;
+        assert_eq!(reader.join().unwrap(), expected);
+    }
+    Direct::open(&path).write(3, &content(3, 3)).unwrap();
+    stored.client.seal_disk(&disk.name, None).await.unwrap();
+    stored.kill();
+    stored.restart();
+    assert_eq!(stored.client.disk(&disk.name).await.unwrap().tops.len(), 3);
+    for (block, generation) in [(1, 1), (2, 2), (3, 3)] {
+        assert_eq!(Direct::open(&path).read(block).unwrap(), content(block, generation));
+    }
+    assert_eq!(Direct::open(&child).read(1).unwrap(), content(1, 1));
 }

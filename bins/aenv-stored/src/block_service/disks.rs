@@ -72,8 +72,8 @@ impl Service {
         drop(lock(&existing.operation));
         let same = existing.record.as_ref().is_some_and(|record| record.is_same_disk(wished));
         match &*lock(&existing.life) {
-            DiskLife::Live { .. } | DiskLife::Failed { .. } if same => {}
-            DiskLife::Live { .. } | DiskLife::Failed { .. } => {
+            DiskLife::Live { .. } | DiskLife::Waiting { .. } | DiskLife::Failed { .. } if same => {}
+            DiskLife::Live { .. } | DiskLife::Waiting { .. } | DiskLife::Failed { .. } => {
                 return Err(Failure::conflict(format!("there is another disk {}", wished.name)));
             }
             DiskLife::Kept { .. } => {

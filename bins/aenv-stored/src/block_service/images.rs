@@ -68,7 +68,10 @@ impl Service {
         // If it is just being made, by a request whose caller went away, that is waited for.
         drop(lock(&existing.operation));
         let same = existing.record.as_ref().is_some_and(|record| record.is_same_image(wished));
-        let there = matches!(&*lock(&existing.life), ImageLife::Live { .. } | ImageLife::Failed { .. });
+        let there = matches!(
+            &*lock(&existing.life),
+            ImageLife::Live { .. } | ImageLife::Waiting { .. } | ImageLife::Failed { .. }
+        );
         match (there, same) {
             (true, true) => self.view_of_image(existing),
             (true, false) => Err(Failure::conflict(format!("there is another image {}", wished.name))),
@@ -79,10 +82,15 @@ impl Service {
         }
     }
 
+    /// What its layers make.
+    pub(super) fn image_of(&self, record: &ImageRecord) -> Result<Arc<dyn Image>, Failure> {
+        let image = self.compose(&record.layers)?;
+        image.ok_or_else(|| Failure::invalid("an image is made of no layers"))
+    }
+
     fn make_image(&self, record: &ImageRecord) -> Result<(Option<PathBuf>, Arc<dyn Image>), Failure> {
         record.write(&self.directories)?;
-        let image = self.compose(&record.layers)?;
-        let image = image.ok_or_else(|| Failure::invalid("an image is made of no layers"))?;
+        let image = self.image_of(record)?;
         let size = image.size();
         let path = match record.exported {
             true => Some(self.exports.add_image(&export_of(record), Content::Image(Arc::clone(&image)))?),

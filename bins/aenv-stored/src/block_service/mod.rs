@@ -7,6 +7,7 @@
 //! | `tops.rs` | sealing, and what deleted disks leave for others |
 //! | `compaction.rs` | merging long chains in the background |
 //! | `recovery.rs` | the start: everything as it was, half-done work finished or undone |
+//! | `reopening.rs` | what could not be opened for want of room |
 //! | `garbage.rs` | files that nothing needs |
 //! | `views.rs` | what is told |
 //!
@@ -19,6 +20,7 @@ mod disks;
 mod garbage;
 mod images;
 mod recovery;
+pub(crate) mod reopening;
 mod table;
 pub(crate) mod tops;
 mod views;
@@ -30,7 +32,7 @@ use crate::layers::{Layers, Resolved};
 use crate::locks::lock;
 use crate::numbers::Numbers;
 use aenv_storage::Image;
-use aenv_storage::block_service::LayerRef;
+use aenv_storage::block_service::{LayerRef, Name};
 use std::sync::{Arc, Mutex, RwLock};
 use table::{DiskLife, Table};
 
@@ -80,6 +82,7 @@ impl Service {
                     DiskLife::Failed { reason, .. } => {
                         return Err(Failure::unavailable(format!("disk {disk} cannot be used: {reason}")));
                     }
+                    DiskLife::Waiting { .. } => return Err(no_room(disk)),
                     DiskLife::Making | DiskLife::Deleting | DiskLife::Gone => {
                         return Err(Failure::conflict(format!("disk {disk} is being made or removed")));
                     }
@@ -89,4 +92,9 @@ impl Service {
             }
         }
     }
+}
+
+/// Why a disk, and what is made of it, cannot be opened now.
+fn no_room(disk: &Name) -> Failure {
+    Failure::no_space(format!("disk {disk} cannot be opened before the host has room"))
 }

@@ -7,23 +7,27 @@
 //! Deleting      its sealed tops are opened for the others, then finished
 //! Kept          its tops are opened for the others
 //! ```
-//! Nothing of one disk keeps the others from being served: one that cannot be opened is exported as one that fails.
+//! Nothing of one disk keeps the others from being served: one that cannot be opened is exported as one that fails, or, for want
+//! of room on the host, as one whose requests wait.
 
 use super::Service;
 use super::disks::export_of;
 use super::images::export_of as image_export_of;
+use super::reopening::{failed_disk, failed_image};
 use super::table::{DiskEntry, DiskLife, ImageEntry, ImageLife, Table};
 use super::tops;
 use crate::directories::{Directories, remove_file, remove_tree};
-use crate::durable::{FailedDisk, FailedImage};
 use crate::exports::Exports;
 use crate::failure::Failure;
 use crate::layers::Layers;
 use crate::locks::lock;
 use crate::numbers::Numbers;
 use crate::records::{DiskRecord, Found, ImageRecord, Stage, read_disks, read_images};
+use crate::waiting::Waiting;
 use aenv_export::Content;
-use aenv_storage::block_service::{LayerRef, Name};
+use aenv_storage::BlockDevice;
+use aenv_storage::block_service::{ErrorCode, LayerRef, Name};
+use aenv_storage::layered_disk::LayeredDisk;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, RwLock};
@@ -144,16 +148,28 @@ impl Service {
             *lock(&entry.life) = DiskLife::Kept { tops };
             return;
         }
-        let opened = self.compose(&record.layers).and_then(|lower| {
-            let disk = tops::open(&self.directories.tops(&record.name), lower, record)?;
-            let device = self.device(record, &disk);
+        let served = self.open_tops(record).and_then(|(disk, device)| {
             let (record, path) = self.take_over(record, Content::Disk(Arc::clone(&device)))?;
+            let path =
+                path.map_or_else(|| self.export_anew(&record, Content::Disk(Arc::clone(&device))), Ok)?;
             Ok((record, DiskLife::Live { path, disk, device }))
         });
-        match opened {
+        match served {
             Ok((record, life)) => self.enter(record, life),
+            Err(failure) if failure.code == ErrorCode::NoSpace => self.let_disk_wait(record, &failure),
             Err(failure) => self.fail_disk(record, failure.message),
         }
+    }
+
+    /// What a disk is, and what is exported of it.
+    pub(super) fn open_tops(
+        &self,
+        record: &DiskRecord,
+    ) -> Result<(Arc<LayeredDisk>, Arc<dyn BlockDevice>), Failure> {
+        let lower = self.compose(&record.layers)?;
+        let disk = tops::open(&self.directories.tops(&record.name), lower, record)?;
+        let device = self.device(record, &disk);
+        Ok((disk, device))
     }
 
     fn enter(&self, record: DiskRecord, life: DiskLife) {
@@ -161,24 +177,45 @@ impl Service {
         lock(&self.table).disks.insert(name.clone(), DiskEntry::new(name, Some(record), life));
     }
 
-    /// Exports a disk as it was exported; where that is gone, as new ones are. Returns the record that says how.
-    fn take_over(&self, record: &DiskRecord, content: Content) -> Result<(DiskRecord, PathBuf), Failure> {
-        let export = export_of(record);
-        if let Some(path) = self.exports.recover(record.way, &export, content.clone())? {
-            return Ok((record.clone(), path));
+    /// Exports a disk as it was exported. Where that is gone there is no path, and the record says how it is to be exported
+    /// anew.
+    fn take_over(
+        &self,
+        record: &DiskRecord,
+        content: Content,
+    ) -> Result<(DiskRecord, Option<PathBuf>), Failure> {
+        if let Some(path) = self.exports.recover(record.way, &export_of(record), content)? {
+            return Ok((record.clone(), Some(path)));
         }
-        let record = DiskRecord { way: self.exports.disks_by(), ..record.clone() };
+        Ok((DiskRecord { way: self.exports.disks_by(), ..record.clone() }, None))
+    }
+
+    /// Exports a disk that is not exported any more, as its record says.
+    pub(super) fn export_anew(&self, record: &DiskRecord, content: Content) -> Result<PathBuf, Failure> {
         record.write(&self.directories)?;
-        let path = self.exports.add(record.way, &export, content)?;
-        Ok((record, path))
+        self.exports.add(record.way, &export_of(record), content)
+    }
+
+    /// A disk that the host has no room to open lets its guest wait until it has, see `reopening`.
+    fn let_disk_wait(&self, record: &DiskRecord, failure: &Failure) {
+        tracing::warn!(disk = %record.name, %failure, "a disk waits for room on the host");
+        let stand_in = Waiting::new(record.size, self.directories.tops(&record.name));
+        match self.take_over(record, Content::Disk(Arc::clone(&stand_in) as _)) {
+            // One that is not exported has no guest that waits.
+            Ok((record, path)) => self.enter(record, DiskLife::Waiting { path, stand_in }),
+            Err(failure) => self.fail_disk(record, failure.message),
+        }
     }
 
     /// A disk that cannot be opened answers, so that its guest fails and does not wait for ever.
     fn fail_disk(&self, record: &DiskRecord, reason: String) {
         tracing::error!(disk = %record.name, reason, "a disk cannot be used");
-        let device =
-            FailedDisk { size: record.size, name: format!("disk {}", record.name), reason: reason.clone() };
-        match self.take_over(record, Content::Disk(Arc::new(device))) {
+        let content = || Content::Disk(failed_disk(record, &reason));
+        let exported = self.take_over(record, content()).and_then(|(record, path)| {
+            let path = path.map_or_else(|| self.export_anew(&record, content()), Ok)?;
+            Ok((record, path))
+        });
+        match exported {
             Ok((record, path)) => self.enter(record, DiskLife::Failed { path: Some(path), reason }),
             Err(error) => {
                 tracing::error!(disk = %record.name, %error, "it is not even exported");
@@ -200,31 +237,38 @@ impl Service {
     }
 
     fn open_image(&self, record: &ImageRecord) -> Result<ImageLife, Failure> {
-        let image = self.compose(&record.layers)?;
-        let image = image.ok_or_else(|| Failure::invalid("it is made of no layers"))?;
-        let path = match record.exported {
-            true => {
-                let content = Content::Image(Arc::clone(&image));
-                Some(self.exports.take_over_image(&image_export_of(record), content)?)
+        match self.image_of(record) {
+            Ok(image) => {
+                let path = self.take_over_image(record, Content::Image(Arc::clone(&image)))?;
+                Ok(ImageLife::Live { path, image })
             }
-            false => None,
-        };
-        Ok(ImageLife::Live { path, image })
+            Err(failure) if failure.code == ErrorCode::NoSpace => {
+                tracing::warn!(image = %record.name, %failure, "an image waits for room on the host");
+                let stand_in = Waiting::new(record.size, self.directories.image_record(&record.name));
+                let path = self.take_over_image(record, Content::Image(Arc::clone(&stand_in) as _))?;
+                Ok(ImageLife::Waiting { path, stand_in })
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Exports an image, if it is one that is exported.
+    fn take_over_image(&self, record: &ImageRecord, content: Content) -> Result<Option<PathBuf>, Failure> {
+        match record.exported {
+            true => self.exports.take_over_image(&image_export_of(record), content).map(Some),
+            false => Ok(None),
+        }
     }
 
     fn failed_image(&self, record: &ImageRecord, failure: Failure) -> ImageLife {
         let reason = failure.message;
         tracing::error!(image = %record.name, reason, "an image cannot be used");
-        let content =
-            FailedImage { size: record.size, name: format!("image {}", record.name), reason: reason.clone() };
-        let path = record.exported.then(|| {
-            let exported =
-                self.exports.take_over_image(&image_export_of(record), Content::Image(Arc::new(content)));
-            exported
-                .inspect_err(|error| tracing::error!(image = %record.name, %error, "it is not even exported"))
-                .ok()
+        let exported = self.take_over_image(record, Content::Image(failed_image(record, &reason)));
+        let path = exported.unwrap_or_else(|error| {
+            tracing::error!(image = %record.name, %error, "it is not even exported");
+            None
         });
-        ImageLife::Failed { path: path.flatten(), reason }
+        ImageLife::Failed { path, reason }
     }
 
     /// Undoes what was being made, and removes what was being removed. What cannot be is tried again when it is deleted.

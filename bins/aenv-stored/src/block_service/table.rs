@@ -2,6 +2,7 @@
 
 use crate::layers::file_of;
 use crate::records::{DiskRecord, ImageRecord};
+use crate::waiting::Waiting;
 use aenv_storage::block_service::{LayerRef, Name};
 use aenv_storage::layered_disk::LayeredDisk;
 use aenv_storage::top::SealedTop;
@@ -43,6 +44,11 @@ pub(crate) enum DiskLife {
         /// The same as it is exported.
         device: Arc<dyn BlockDevice>,
     },
+    /// The host has no room to open it. Exported if it has a path; each access waits.
+    Waiting {
+        path: Option<PathBuf>,
+        stand_in: Arc<Waiting<dyn BlockDevice>>,
+    },
     /// Exported if it has a path; each access fails.
     Failed {
         path: Option<PathBuf>,
@@ -79,6 +85,11 @@ pub(crate) enum ImageLife {
         path: Option<PathBuf>,
         /// Keeps the tops it is made of open, so that no compaction takes them away.
         image: Arc<dyn Image>,
+    },
+    /// The host has no room to open a disk that it is made of. Exported if it has a path; each access waits.
+    Waiting {
+        path: Option<PathBuf>,
+        stand_in: Arc<Waiting<dyn Image>>,
     },
     /// Exported if it has a path; each access fails.
     Failed {

@@ -1,8 +1,8 @@
 //! Sealing, and what deleted disks leave for others. A top is called by its id, in hexadecimal: names of its files are used
 //! again by other disks.
 
-use super::Service;
 use super::table::{DiskEntry, DiskLife};
+use super::{Service, no_room};
 use crate::directories::{remove_file, remove_tree};
 use crate::failure::Failure;
 use crate::locks::lock;
@@ -24,6 +24,7 @@ impl Service {
             (DiskLife::Failed { reason, .. }, _) => {
                 Err(Failure::unavailable(format!("disk {name} cannot be used: {reason}")))
             }
+            (DiskLife::Waiting { .. }, _) => Err(no_room(name)),
             _ => Err(Failure::not_found(format!("disk {name} was deleted"))),
         }
     }

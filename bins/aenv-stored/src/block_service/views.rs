@@ -51,6 +51,10 @@ impl Service {
                 view.writable_top = Some(name_of_id(disk.current_top_id())?);
                 disk.sealed_tops()
             }
+            DiskLife::Waiting { path, .. } => {
+                view.path.clone_from(path);
+                Vec::new()
+            }
             DiskLife::Failed { path, reason } => {
                 view.state = DiskState::Failed;
                 view.failure = Some(reason.clone());
@@ -108,6 +112,7 @@ impl Service {
                 view.path.clone_from(path);
                 view.size = image.size();
             }
+            ImageLife::Waiting { path, .. } => view.path.clone_from(path),
             ImageLife::Failed { path, reason } => {
                 view.state = DiskState::Failed;
                 view.failure = Some(reason.clone());
