@@ -142,20 +142,38 @@ impl Exports {
         self.remove(Way::Fuse, export)
     }
 
-    /// Begins to answer, after everything was recovered. Devices that an earlier process left and no record names are
-    /// deleted.
+    /// Begins to answer, after everything was recovered.
     pub(crate) fn start(&self) -> Result<(), Failure> {
-        if let Ok(ublk) = &self.ublk {
-            for number in ublk.leftovers()? {
-                tracing::warn!(number, "deleting a block device of no disk");
-                ublk.remove_leftover(number)?;
-            }
-            ublk.start()?;
-        }
         if let Ok(fuse) = &self.fuse {
             fuse.start()?;
         }
+        if let Ok(ublk) = &self.ublk {
+            ublk.start()?;
+        }
         Ok(())
+    }
+
+    /// Deletes devices that an earlier process left and that are of no disk. The others are of disks that could not be taken
+    /// over: their guests wait for the next start. What cannot be deleted stays; it keeps nobody from being served.
+    pub(crate) fn remove_leftovers(&self, is_nobodys: impl Fn(u32) -> bool) {
+        let Ok(ublk) = &self.ublk else { return };
+        let numbers = ublk.leftovers().unwrap_or_else(|error| {
+            tracing::error!(%error, "what an earlier process left is not looked for");
+            Vec::new()
+        });
+        for number in numbers {
+            if !is_nobodys(number) {
+                tracing::error!(
+                    number,
+                    "a block device that may be a disk's was not taken over; it stays for the next start"
+                );
+                continue;
+            }
+            tracing::warn!(number, "deleting a block device of no disk");
+            if let Err(error) = ublk.remove_leftover(number) {
+                tracing::error!(number, %error, "a block device of no disk cannot be deleted");
+            }
+        }
     }
 
     /// Exports whose requests wait for room on the host.

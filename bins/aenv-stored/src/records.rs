@@ -120,7 +120,10 @@ pub(crate) fn read_disks(directories: &Directories) -> Result<Vec<Found<DiskReco
 /// All images that have a record. Temporary files that a killed process left are removed.
 pub(crate) fn read_images(directories: &Directories) -> Result<Vec<Found<ImageRecord>>, Failure> {
     for name in names(&directories.images(), ".new")? {
-        crate::directories::remove_file(&directories.images().join(format!("{name}.new")))?;
+        let path = directories.images().join(format!("{name}.new"));
+        if let Err(left) = crate::directories::remove_file(&path) {
+            tracing::error!(%left, "a temporary file stays");
+        }
     }
     let read = |name: Name| {
         let content = std::fs::read(directories.image_record(&name));

@@ -12,6 +12,7 @@ use rand::{Rng as _, SeedableRng as _};
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -170,6 +171,24 @@ async fn killed_at_any_time_while_disks_come_and_go_it_leaves_nothing() {
     assert_eq!(stored_bytes(&stored.disks()), empty);
 }
 
+/// A directory that something is mounted on, so that it cannot be removed; unmounted when dropped.
+struct MountPoint(PathBuf);
+
+impl MountPoint {
+    fn new(path: &Path) -> Self {
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(path).status().unwrap();
+        assert!(mounted.success());
+        Self(path.to_owned())
+    }
+}
+
+impl Drop for MountPoint {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg(&self.0).status().unwrap();
+        assert!(unmounted.success() || std::thread::panicking());
+    }
+}
+
 /// Rewrites a record as if the service had been killed at another stage.
 fn set_stage(record: &Path, stage: &str) {
     let mut value: serde_json::Value = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
@@ -207,6 +226,28 @@ async fn what_was_half_made_is_undone_and_what_was_half_removed_is_finished() {
     assert_eq!(std::fs::read_dir(stored.disks()).unwrap().count(), 1);
     let exported = std::fs::read_dir(stored.run().join("exports")).unwrap();
     assert_eq!(exported.count(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_start_cannot_remove_keeps_nobody_from_being_served() {
+    let stored = Stored::start().await;
+    let path = stored.disk("d", &[]).await.path.unwrap();
+    Direct::open(&path).write(1, &content(1, 1)).unwrap();
+    stored.kill();
+    let (orphan, temporary) = (stored.disks().join("orphan"), stored.data().join("storage/images/i.new"));
+    for directory in [orphan.join("busy"), temporary.clone()] {
+        std::fs::create_dir_all(&directory).unwrap();
+    }
+    let mount = MountPoint::new(&orphan.join("busy"));
+    stored.restart();
+    assert_eq!(path_of(&stored, "d").await, path);
+    assert_eq!(Direct::open(&path).read(1).unwrap(), content(1, 1));
+    assert!(orphan.exists());
+    stored.kill();
+    drop(mount);
+    stored.restart();
+    assert_eq!(stored.client.disks().await.unwrap().disks.len(), 1);
+    assert!(!orphan.exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -46,8 +46,8 @@ impl Service {
         let numbers = Numbers::open(directories.numbers(), boot, instance.as_str(), used)?;
         let (table, collecting) = (Mutex::new(Table::default()), RwLock::new(()));
         let service = Self { directories, layers, exports, numbers, table, collecting };
-        let half_done = service.enter_disks(disks)?;
-        let half_removed = service.enter_images(images)?;
+        let half_done = service.enter_disks(disks);
+        let half_removed = service.enter_images(images);
         service.open_disks();
         service.open_images();
         service.finish(&half_done, &half_removed);
@@ -56,13 +56,15 @@ impl Service {
     }
 
     /// Fills the table; returns the disks whose making or removal was not finished.
-    fn enter_disks(&self, found: Vec<Found<DiskRecord>>) -> Result<Vec<Arc<DiskEntry>>, Failure> {
+    fn enter_disks(&self, found: Vec<Found<DiskRecord>>) -> Vec<Arc<DiskEntry>> {
         let mut half_done = Vec::new();
         for found in found {
             let entry = match found {
                 Found::Orphan(name) => {
                     tracing::info!(disk = %name, "removing a directory without a record");
-                    remove_tree(&self.directories.disk(&name))?;
+                    if let Err(left) = remove_tree(&self.directories.disk(&name)) {
+                        tracing::error!(disk = %name, %left, "it stays until the next start or collection of garbage");
+                    }
                     continue;
                 }
                 Found::Unreadable(name, reason) => {
@@ -86,15 +88,17 @@ impl Service {
             };
             lock(&self.table).disks.insert(entry.name.clone(), entry);
         }
-        Ok(half_done)
+        half_done
     }
 
-    fn enter_images(&self, found: Vec<Found<ImageRecord>>) -> Result<Vec<Arc<ImageEntry>>, Failure> {
+    fn enter_images(&self, found: Vec<Found<ImageRecord>>) -> Vec<Arc<ImageEntry>> {
         let mut half_done = Vec::new();
         for found in found {
             let entry = match found {
                 Found::Orphan(name) => {
-                    remove_file(&self.directories.image_record(&name))?;
+                    if let Err(left) = remove_file(&self.directories.image_record(&name)) {
+                        tracing::error!(image = %name, %left, "a file without a record stays until the next start");
+                    }
                     continue;
                 }
                 Found::Unreadable(name, reason) => {
@@ -114,7 +118,7 @@ impl Service {
             };
             lock(&self.table).images.insert(entry.name.clone(), entry);
         }
-        Ok(half_done)
+        half_done
     }
 
     /// Opens disks in an order in which each comes after those it is made of.

@@ -159,6 +159,11 @@ impl Table {
                 .any(|image| image.record.as_ref().is_some_and(|record| record.number == number))
     }
 
+    /// Whether an export of this number is none of a disk or image. Of records that cannot be read it is not known.
+    pub(crate) fn is_nobodys(&self, number: u32) -> bool {
+        !self.has_unreadable() && !self.uses_number(number)
+    }
+
     /// Whether a record cannot be read: what it needs is not known then, so nothing that it may need is removed.
     pub(crate) fn has_unreadable(&self) -> bool {
         self.disks.values().any(|disk| disk.record.is_none())
@@ -237,6 +242,15 @@ mod tests {
         table.images.values().for_each(|image| image.release_layers());
         assert_eq!(table.tops_used_by_others(&name("p")), BTreeSet::from([name("u")]));
         assert!([1, 2, 3].into_iter().all(|number| table.uses_number(number)) && !table.uses_number(4));
+    }
+
+    #[test]
+    fn an_export_is_nobodys_only_when_every_record_can_be_read() {
+        let mut table = table(vec![disk("p", 1, Vec::new())]);
+        assert!(table.is_nobodys(2) && !table.is_nobodys(1));
+        let failed = DiskLife::Failed { path: None, reason: String::new() };
+        table.disks.insert(name("u"), DiskEntry::new(name("u"), None, failed));
+        assert!(!table.is_nobodys(2) && !table.is_nobodys(1));
     }
 
     proptest! {

@@ -164,6 +164,8 @@ impl Service {
 
     /// Begins to answer requests of the kernel.
     pub(crate) fn start(&self) -> Result<(), Failure> {
-        self.exports.start()
+        self.exports.start()?;
+        self.exports.remove_leftovers(|number| lock(&self.table).is_nobodys(number));
+        Ok(())
     }
 }
