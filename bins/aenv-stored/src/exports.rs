@@ -34,6 +34,17 @@ pub(crate) struct Stalled {
     pub(crate) for_millis: u64,
 }
 
+/// What cannot be connected is no way to export; but where a holder was, its files may be in use: to go on without them would
+/// take them from their users, while the next start may reach it.
+fn unless_held<T>(connected: Result<T, ExportError>, was_held: bool) -> Result<Result<T, String>, Failure> {
+    match connected {
+        Err(error) if was_held => Err(Failure::unavailable(format!(
+            "what an earlier process exports by FUSE cannot be taken over now: {error}"
+        ))),
+        connected => Ok(connected.map_err(|error| error.to_string())),
+    }
+}
+
 impl Exports {
     /// Opens what this machine has. Both ways are opened whatever is chosen: disks of an earlier process may have gone
     /// either. Panics outside of a tokio runtime.
@@ -45,11 +56,14 @@ impl Exports {
         let ublk = UblkExporter::probe()
             .and_then(|()| UblkExporter::new(&UblkSettings::new(instance.as_str())))
             .map_err(|error| error.to_string());
-        let fuse = match holder::ensure(directories) {
-            Ok(()) => FuseExporter::connect(&directories.holder_socket(), HOLDER_PATIENCE),
-            Err(error) => Err(error),
+        let socket = directories.holder_socket();
+        let was_held = socket.exists();
+        let connected = match holder::ensure(directories) {
+            // One that was there before lives on, whether or not another one can be started.
+            Err(error) if !was_held => Err(error),
+            _ => FuseExporter::connect(&socket, HOLDER_PATIENCE),
         };
-        let fuse = fuse.map_err(|error| error.to_string());
+        let fuse = unless_held(connected, was_held)?;
         let (disks_by, reason) = match (choice, &ublk, &fuse) {
             (ExportChoice::Ublk, Ok(_), _) => (Way::Ublk, "it was asked for".to_owned()),
             (ExportChoice::Ublk, Err(reason), _) => return Err(Failure::unavailable(reason)),
@@ -207,5 +221,20 @@ impl Exports {
             },
             Err(reason) => ExportView { way: "none".to_owned(), reason: reason.clone() },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aenv_storage::block_service::ErrorCode;
+
+    #[test]
+    fn a_mount_that_may_be_in_use_is_not_done_without() {
+        let failed = || ExportError::Unavailable { way: "FUSE", reason: "for now".to_owned() };
+        let failure = unless_held::<()>(Err(failed()), true).unwrap_err();
+        assert_eq!(failure.code, ErrorCode::Unavailable);
+        assert!(unless_held::<()>(Err(failed()), false).unwrap().unwrap_err().contains("for now"));
+        assert_eq!(unless_held(Ok(7), true).unwrap(), Ok(7));
     }
 }
