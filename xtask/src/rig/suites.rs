@@ -52,9 +52,12 @@ const SUITES: &[Suite] = &[
     },
     Suite {
         name: "block",
-        purpose: "disks and images as block devices by ublk, by the tests of crates/export",
+        purpose: "disks and images as block devices by ublk, by the tests of crates/export and of the block service",
         inside: &["tests", "--env", "AENV_MUST_TEST=1"],
-        programs: &[TestProgram { package: "aenv-export", target: "ublk" }],
+        programs: &[
+            TestProgram { package: "aenv-export", target: "ublk" },
+            TestProgram { package: "aenv-stored", target: "ublk" },
+        ],
         full_only: &[],
         processors: PROCESSORS,
     },

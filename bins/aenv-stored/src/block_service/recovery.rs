@@ -22,7 +22,7 @@ use crate::failure::Failure;
 use crate::layers::Layers;
 use crate::locks::lock;
 use crate::numbers::Numbers;
-use crate::records::{DiskRecord, Found, ImageRecord, Stage, read_disks, read_images};
+use crate::records::{DiskRecord, Found, ImageRecord, Stage, Way, read_disks, read_images};
 use crate::waiting::Waiting;
 use aenv_export::Content;
 use aenv_storage::BlockDevice;
@@ -181,6 +181,12 @@ impl Service {
         lock(&self.table).disks.insert(name.clone(), DiskEntry::new(name, Some(record), life));
     }
 
+    /// A number for an export that has none.
+    fn free_number(&self) -> Result<u32, Failure> {
+        let table = lock(&self.table);
+        self.numbers.take(|number| table.uses_number(number) || self.exports.is_on_host(number))
+    }
+
     /// Exports a disk as it was exported. Where that is gone there is no path, and the record says how it is to be exported
     /// anew.
     fn take_over(
@@ -191,7 +197,13 @@ impl Service {
         if let Some(path) = self.exports.recover(record.way, &export_of(record), content)? {
             return Ok((record.clone(), Some(path)));
         }
-        Ok((DiskRecord { way: self.exports.disks_by(), ..record.clone() }, None))
+        let way = self.exports.disks_by();
+        let number = match way {
+            // The host has restarted, and another instance was faster.
+            Way::Ublk if self.exports.is_on_host(record.number) => self.free_number()?,
+            _ => record.number,
+        };
+        Ok((DiskRecord { way, number, ..record.clone() }, None))
     }
 
     /// Exports a disk that is not exported any more, as its record says.

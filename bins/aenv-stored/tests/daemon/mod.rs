@@ -9,7 +9,7 @@ use aenv_storage::{BLOCK_BYTES, RawImage};
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -22,23 +22,30 @@ pub(crate) struct Stored {
     pub(crate) directory: tempfile::TempDir,
     pub(crate) client: Client,
     process: Mutex<Option<Child>>,
+    instance: &'static str,
+    export: &'static str,
 }
 
 impl Stored {
     pub(crate) async fn start() -> Self {
-        Self::start_in(tempfile::tempdir().unwrap()).await
+        Self::start_as("test", "fuse").await
+    }
+
+    /// The same, of another instance whose disks are exported so.
+    pub(crate) async fn start_as(instance: &'static str, export: &'static str) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), instance, export).await
     }
 
     /// The same, with its data in another directory.
     pub(crate) async fn start_on(data: &Path) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(data, directory.path().join("data")).unwrap();
-        Self::start_in(directory).await
+        Self::start_in(directory, "test", "fuse").await
     }
 
-    async fn start_in(directory: tempfile::TempDir) -> Self {
+    async fn start_in(directory: tempfile::TempDir, instance: &'static str, export: &'static str) -> Self {
         let client = Client::new(&directory.path().join("run/stored.sock"), PATIENCE);
-        let stored = Self { directory, client, process: Mutex::new(None) };
+        let stored = Self { directory, client, process: Mutex::new(None), instance, export };
         std::fs::create_dir_all(stored.layers()).unwrap();
         stored.restart();
         stored.client.status().await.unwrap_or_else(|error| panic!("{error}\n{}", stored.log()));
@@ -52,13 +59,13 @@ impl Stored {
         let log = File::options().create(true).append(true).open(self.directory.path().join("log")).unwrap();
         let mut process = self.command("serve");
         let process =
-            process.args(["--export", "fuse", "--compaction-seconds", "1"]).stderr(log).spawn().unwrap();
+            process.args(["--export", self.export, "--compaction-seconds", "1"]).stderr(log).spawn().unwrap();
         *running = Some(process);
     }
 
     pub(crate) fn command(&self, task: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_aenv-stored"));
-        command.arg(task).args(["--instance", "test"]);
+        command.arg(task).args(["--instance", self.instance]);
         command.arg("--data-dir").arg(self.data()).arg("--run-dir").arg(self.run());
         command
     }
@@ -67,6 +74,11 @@ impl Stored {
         let mut process = self.process.lock().unwrap().take().unwrap();
         process.kill().unwrap();
         process.wait().unwrap();
+    }
+
+    /// How it ended, which it does by itself.
+    pub(crate) fn ended(&self) -> ExitStatus {
+        self.process.lock().unwrap().take().unwrap().wait().unwrap()
     }
 
     /// Ends it by SIGTERM; fails when it does not end well.
