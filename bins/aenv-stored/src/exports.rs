@@ -12,10 +12,13 @@ use aenv_export::ublk::{Settings as UblkSettings, UblkExporter};
 use aenv_export::{Content, Export, ExportError, Exporter};
 use aenv_storage::block_service::{ExportView, Name};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// For a holder to be started, or for a daemon that was just killed to be gone.
 const HOLDER_PATIENCE: Duration = Duration::from_secs(20);
+/// Before a holder is started once more.
+const HOLDER_TRY: Duration = Duration::from_secs(2);
+const HOLDER_PAUSE: Duration = Duration::from_millis(50);
 
 /// All of them.
 #[derive(Debug)]
@@ -32,6 +35,23 @@ pub(crate) struct Stalled {
     pub(crate) number: u32,
     pub(crate) reason: String,
     pub(crate) for_millis: u64,
+}
+
+/// Connects to the holder, and starts one where it is needed. One that was just killed may be in the way of the next, so that is
+/// tried again.
+fn connect(directories: &Directories, was_held: bool) -> Result<FuseExporter, ExportError> {
+    let deadline = Instant::now() + HOLDER_PATIENCE;
+    loop {
+        let connected = match holder::ensure(directories) {
+            // One that was there before lives on, whether or not another one can be started.
+            Err(error) if !was_held => return Err(error),
+            _ => FuseExporter::connect(&directories.holder_socket(), HOLDER_TRY),
+        };
+        if connected.is_ok() || Instant::now() >= deadline {
+            return connected;
+        }
+        std::thread::sleep(HOLDER_PAUSE);
+    }
 }
 
 /// What cannot be connected is no way to export; but where a holder was, its files may be in use: to go on without them would
@@ -56,14 +76,8 @@ impl Exports {
         let ublk = UblkExporter::probe()
             .and_then(|()| UblkExporter::new(&UblkSettings::new(instance.as_str())))
             .map_err(|error| error.to_string());
-        let socket = directories.holder_socket();
-        let was_held = socket.exists();
-        let connected = match holder::ensure(directories) {
-            // One that was there before lives on, whether or not another one can be started.
-            Err(error) if !was_held => Err(error),
-            _ => FuseExporter::connect(&socket, HOLDER_PATIENCE),
-        };
-        let fuse = unless_held(connected, was_held)?;
+        let was_held = directories.holder_socket().exists();
+        let fuse = unless_held(connect(directories, was_held), was_held)?;
         let (disks_by, reason) = match (choice, &ublk, &fuse) {
             (ExportChoice::Ublk, Ok(_), _) => (Way::Ublk, "it was asked for".to_owned()),
             (ExportChoice::Ublk, Err(reason), _) => return Err(Failure::unavailable(reason)),
