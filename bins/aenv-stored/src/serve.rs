@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Before the node and any VMM: all guests wait while this process is away.
 const OOM_SCORE: i16 = -900;
@@ -41,34 +41,51 @@ pub(crate) async fn serve(options: ServeOptions, protected: std::io::Result<()>)
     let (data, run) = (&options.instance.data_dir, options.instance.run_dir());
     let directories = Directories::open(data, &run)
         .with_context(|| format!("cannot prepare {} and {}", data.display(), run.display()))?;
-    let _lock = directories.lock()?;
-    let service = tokio::task::block_in_place(|| recover(&options, &directories))?;
-    let service = Arc::new(service);
-    compaction::start(&service, Duration::from_secs(options.compaction_seconds))
+    // Held until the process is gone, and with it every thread that may still work on the directory.
+    std::mem::forget(directories.lock()?);
+    let (compaction_seconds, socket) = (options.compaction_seconds, directories.socket());
+    let recovering = tokio::task::spawn_blocking(move || recover(&options, &directories));
+    let service = tokio::select! {
+        recovered = recovering => recovered.context("the recovery ended early")??,
+        name = either(&mut terminate, &mut interrupt) => {
+            tracing::info!(signal = name, "ending before everything is recovered; guests wait for the next start");
+            return Ok(());
+        }
+    };
+    compaction::start(&service, Duration::from_secs(compaction_seconds))
         .context("cannot start the thread that merges tops")?;
     reopening::start(&service).context("cannot start the thread that opens disks when there is room")?;
-    let listener = listen(&directories.socket())?;
+    let listener = listen(&socket)?;
     let router = http::router(service);
-    tracing::info!(socket = %directories.socket().display(), "serving");
-    let name = tokio::select! {
-        served = axum::serve(listener, router).into_future() => {
-            served.context("the control interface failed")?;
-            "none"
+    tracing::info!(socket = %socket.display(), "serving");
+    tokio::select! {
+        served = axum::serve(listener, router).into_future() => served.context("the control interface failed"),
+        name = either(&mut terminate, &mut interrupt) => {
+            tracing::info!(signal = name, "ending; guests wait for the next start");
+            Ok(())
         }
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
-    };
-    tracing::info!(signal = name, "ending; guests wait for the next start");
-    Ok(())
+    }
 }
 
-fn recover(options: &ServeOptions, directories: &Directories) -> Result<Service> {
+/// The name of the signal that came first.
+async fn either(terminate: &mut Signal, interrupt: &mut Signal) -> &'static str {
+    tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    }
+}
+
+fn recover(options: &ServeOptions, directories: &Directories) -> Result<Arc<Service>> {
     let exports = Exports::open(options.export, &options.instance.instance, directories)?;
     let layers = Layers::new(options.cache_bytes);
     let boot =
         std::fs::read_to_string("/proc/sys/kernel/random/boot_id").context("cannot read the boot id")?;
     let service =
         Service::recover(directories.clone(), layers, exports, boot.trim(), &options.instance.instance)?;
+    let service = Arc::new(service);
+    // Never taken down: it ends with the process, at once. To end its exports in order would wait for requests that are under
+    // way, and for the kernel, which may wait for one of them.
+    std::mem::forget(Arc::clone(&service));
     service.start()?;
     let status = service.status();
     tracing::info!(

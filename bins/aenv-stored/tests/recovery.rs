@@ -123,6 +123,23 @@ async fn guests_wait_while_the_service_is_killed_and_started_again() {
     assert_eq!((view.state, view.tops.len()), (DiskState::Ready, 3));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn told_to_end_the_service_ends_whatever_its_guests_do() {
+    let stored = Stored::start().await;
+    let base = stored.committed_layer("layer.lsmt");
+    let mut guests = Vec::new();
+    for (seed, disk) in (1..).zip(["one", "two", "three"]) {
+        let path = stored.disk(disk, std::slice::from_ref(&base)).await.path.unwrap();
+        guests.push(Guest::start(path, seed));
+    }
+    for _ in 0..25 {
+        guests.iter().for_each(|guest| guest.goes_on(5));
+        stored.terminate();
+        stored.restart();
+    }
+    guests.into_iter().for_each(|guest| drop(guest.end()));
+}
+
 /// One life of everything there is; each step is asked again until it is answered.
 async fn life(stored: &Stored, number: u64) -> Result<(), ServiceError> {
     let (client, disk) = (&stored.client, name(&format!("disk-{number}")));

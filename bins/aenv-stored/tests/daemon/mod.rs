@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longer than anything takes here, unless it hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -86,7 +86,15 @@ impl Stored {
         let mut process = self.process.lock().unwrap().take().unwrap();
         let pid = rustix::process::Pid::from_child(&process);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-        assert!(process.wait().unwrap().success());
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            match process.try_wait().unwrap() {
+                Some(status) => break status,
+                None => assert!(Instant::now() < deadline, "it does not end: {}", self.log()),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        assert!(status.success());
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -169,10 +177,10 @@ impl Stored {
         let mut left: Vec<String> =
             mounts.lines().filter(|line| line.contains(directory)).map(str::to_owned).collect();
         // Whoever was just told to end may need a moment.
-        let deadline = std::time::Instant::now() + PATIENCE;
+        let deadline = Instant::now() + PATIENCE;
         let processes =
             || aenv_sys::process::find(|args| args.iter().any(|arg| arg.contains(directory))).unwrap();
-        while !processes().is_empty() && std::time::Instant::now() < deadline {
+        while !processes().is_empty() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
         }
         left.extend(processes().into_iter().map(|found| format!("{found:?}")));
