@@ -94,6 +94,17 @@ impl Directories {
         self.disk(name).join("record.json")
     }
 
+    /// What has to survive a power cut for a disk to be there after it, innermost first: the record, the directory that names
+    /// it, the directory that names that.
+    pub(crate) fn traces_of_disk(&self, name: &Name) -> [PathBuf; 3] {
+        [self.disk_record(name), self.disk(name), self.disks()]
+    }
+
+    /// The same for an image.
+    pub(crate) fn traces_of_image(&self, name: &Name) -> [PathBuf; 2] {
+        [self.image_record(name), self.images()]
+    }
+
     pub(crate) fn images(&self) -> PathBuf {
         self.storage().join("images")
     }

@@ -14,15 +14,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Debug)]
 pub(crate) struct DurableDisk {
     disk: Arc<dyn BlockDevice>,
-    /// Innermost first: the record, the directory that names it, the directory that names that.
-    paths: [PathBuf; 3],
+    traces: [PathBuf; 3],
     done: AtomicBool,
 }
 
 impl DurableDisk {
     pub(crate) fn new(disk: Arc<dyn BlockDevice>, directories: &Directories, name: &Name) -> Self {
-        let paths = [directories.disk_record(name), directories.disk(name), directories.disks()];
-        Self { disk, paths, done: AtomicBool::new(false) }
+        Self { disk, traces: directories.traces_of_disk(name), done: AtomicBool::new(false) }
     }
 }
 
@@ -49,7 +47,7 @@ impl BlockDevice for DurableDisk {
 
     fn flush(&self) -> Result<(), StorageError> {
         if !self.done.load(Ordering::Acquire) {
-            for path in &self.paths {
+            for path in &self.traces {
                 make_durable(path).map_err(|source| StorageError::Io {
                     action: "make durable",
                     path: path.clone(),

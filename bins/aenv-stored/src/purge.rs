@@ -174,7 +174,7 @@ fn reduce(
     if record.stage != Stage::Kept {
         DiskRecord { stage: Stage::Kept, ..record.clone() }.write(directories)?;
         // A disk that was to be used, without its writable top, would be a broken one.
-        for path in [directories.disk_record(&record.name), directories.disk(&record.name)] {
+        for path in directories.traces_of_disk(&record.name) {
             make_durable(&path).with_context(|| format!("cannot make {} durable", path.display()))?;
         }
     }

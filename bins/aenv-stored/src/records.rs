@@ -7,7 +7,8 @@
 //!                                              └▶ used by others: Kept ─▶ last user gone: removed
 //! ```
 //! Each arrow to a state is a replaced file, written before anything that depends on it. A disk's record is made durable with
-//! the first flush of the disk, not before: until then nothing of it has to survive a power cut.
+//! the first flush of the disk, and with whatever of it is asked to be durable: until then nothing of it has to survive a power
+//! cut. Kept is durable before files go.
 //! Owns the format. Must not know what a layer is.
 
 use crate::directories::{Directories, replace_file};

@@ -169,6 +169,8 @@ impl Service {
             return self.forget(entry);
         }
         DiskRecord { stage: Stage::Kept, ..record.clone() }.write(&self.directories)?;
+        // Before any of its files go: as a disk that is to be used it would be a broken one.
+        tops::make_all_durable(&self.directories.traces_of_disk(&entry.name))?;
         // All of them, as long as nobody knows whether a record that cannot be read names one.
         let tops = if unknown { sealed } else { tops::keep_only(&directory, sealed, &used)? };
         *lock(&entry.life) = DiskLife::Kept { tops };

@@ -2,6 +2,7 @@
 
 use super::Service;
 use super::table::{ImageEntry, ImageLife};
+use super::tops::make_all_durable;
 use crate::directories::remove_file;
 use crate::failure::Failure;
 use crate::locks::lock;
@@ -97,14 +98,13 @@ impl Service {
             // The layers of a snapshot have to survive as it does; the file of an image is made again at need.
             false => {
                 image.make_durable()?;
+                self.make_records_durable(&record.layers)?;
                 None
             }
         };
         ImageRecord { stage: Stage::Ready, size, ..record.clone() }.write(&self.directories)?;
         if !record.exported {
-            for path in [self.directories.image_record(&record.name), self.directories.images()] {
-                crate::directories::make_durable(&path).map_err(Failure::io("make durable", &path))?;
-            }
+            make_all_durable(&self.directories.traces_of_image(&record.name))?;
         }
         Ok((path, image))
     }

@@ -3,7 +3,7 @@
 
 use super::table::{DiskEntry, DiskLife};
 use super::{Service, no_room};
-use crate::directories::{remove_file, remove_tree};
+use crate::directories::{make_durable, remove_file, remove_tree};
 use crate::failure::Failure;
 use crate::locks::lock;
 use crate::records::DiskRecord;
@@ -12,7 +12,7 @@ use aenv_storage::layered_disk::LayeredDisk;
 use aenv_storage::top::{BootId, SealedTop};
 use aenv_storage::{EmptyImage, Image};
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 impl Service {
@@ -69,14 +69,25 @@ impl Service {
         }
     }
 
-    /// Makes durable what was sealed of a disk.
+    /// Makes durable what was sealed of a disk, what that stands on, and that there are these disks.
     pub(crate) fn make_disk_durable(&self, name: &Name) -> Result<(), Failure> {
         let entry = self.disk_entry(name)?;
-        let (disk, _) = self.live(&entry)?;
-        match disk.sealed_tops().last() {
-            Some(top) => Ok(top.make_durable()?),
-            None => Ok(()),
-        }
+        let (disk, record) = self.live(&entry)?;
+        disk.sealed_image().make_durable()?;
+        self.make_records_durable(&record.layers)?;
+        make_all_durable(&self.directories.traces_of_disk(name))
+    }
+
+    /// Makes durable that there are the disks whose tops these layers are: without their records nothing finds the tops.
+    pub(super) fn make_records_durable(&self, layers: &[LayerRef]) -> Result<(), Failure> {
+        let disks: BTreeSet<&Name> = layers
+            .iter()
+            .filter_map(|layer| match layer {
+                LayerRef::Top { disk, .. } => Some(disk),
+                LayerRef::File { .. } | LayerRef::Raw { .. } => None,
+            })
+            .collect();
+        disks.into_iter().try_for_each(|disk| make_all_durable(&self.directories.traces_of_disk(disk)))
     }
 
     /// Forgets a disk of which nobody needs anything any more.
@@ -121,6 +132,11 @@ impl Service {
         drop(life);
         self.forget(entry)
     }
+}
+
+/// Returns when all of them survive a power cut.
+pub(super) fn make_all_durable(paths: &[PathBuf]) -> Result<(), Failure> {
+    paths.iter().try_for_each(|path| make_durable(path).map_err(Failure::io("make durable", path)))
 }
 
 /// Makes the tops of a new disk.
