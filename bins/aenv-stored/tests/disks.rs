@@ -232,6 +232,35 @@ async fn bad_requests_are_refused_and_leave_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_removal_that_fails_half_way_leaves_others_what_they_are_made_of() {
+    let stored = Stored::start().await;
+    let parent = stored.disk("parent", &[]).await;
+    Direct::open(&parent.path.unwrap()).write(1, &content(1, 1)).unwrap();
+    let layers = stored.client.seal_disk(&parent.name, None).await.unwrap().layers;
+    stored.disk("child", &layers).await;
+    // Not a file, so it cannot be removed as one.
+    let foreign = stored.disks().join("parent/tops/foreign");
+    std::fs::create_dir(&foreign).unwrap();
+    stored.client.delete_disk(&parent.name).await.unwrap_err();
+    let made = stored.disk("made-afterwards", &layers).await;
+    assert_eq!(Direct::open(&made.path.unwrap()).read(1).unwrap(), content(1, 1));
+    let kept = stored.client.disk(&parent.name).await.unwrap();
+    assert_eq!((kept.state, kept.tops.len()), (DiskState::Kept, 1));
+    for again in [false, true] {
+        if again {
+            std::fs::remove_dir(&foreign).unwrap();
+        }
+        stored.kill();
+        stored.restart();
+        assert_eq!(stored.client.disk(&parent.name).await.unwrap().state, DiskState::Kept);
+    }
+    for disk in ["child", "made-afterwards"] {
+        stored.client.delete_disk(&name(disk)).await.unwrap();
+    }
+    assert_eq!(stored.client.disks().await.unwrap().disks, []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn garbage_is_what_nothing_needs() {
     let stored = Stored::start().await;
     let (used, kept) = (stored.raw_layer("used"), stored.layers().join("kept"));

@@ -148,19 +148,25 @@ impl Service {
     pub(super) fn remove_all_of(&self, entry: &DiskEntry, record: &DiskRecord) -> Result<(), Failure> {
         self.exports.remove(record.way, &export_of(record))?;
         let _compacting = lock(&entry.compacting);
-        let life = std::mem::replace(&mut *lock(&entry.life), DiskLife::Deleting);
-        // Its files are held by whoever has them open.
-        let sealed = match life {
-            DiskLife::Live { disk, .. } => Some(disk.sealed_tops()),
-            DiskLife::Kept { tops } => Some(tops),
-            _ => None,
+        let sealed = {
+            let mut life = lock(&entry.life);
+            let sealed = match &*life {
+                DiskLife::Live { disk, .. } => Some(disk.sealed_tops()),
+                DiskLife::Kept { tops } => Some(tops.clone()),
+                _ => None,
+            };
+            // Others go on to find what they are made of, whatever fails from here on.
+            *life = sealed.clone().map_or(DiskLife::Deleting, |tops| DiskLife::Kept { tops });
+            sealed
         };
         let (used, unknown) = {
             let table = lock(&self.table);
             (table.tops_used_by_others(&entry.name), table.has_unreadable())
         };
         if used.is_empty() && !unknown {
+            // Its files are held by whoever has them open.
             drop(sealed);
+            *lock(&entry.life) = DiskLife::Deleting;
             return self.forget(entry);
         }
         let directory = self.directories.tops(&entry.name);
@@ -168,6 +174,8 @@ impl Service {
         if used.is_empty() && sealed.is_empty() {
             return self.forget(entry);
         }
+        // Should a step fail, the record says that it is being deleted: the next start does the rest.
+        *lock(&entry.life) = DiskLife::Kept { tops: sealed.clone() };
         DiskRecord { stage: Stage::Kept, ..record.clone() }.write(&self.directories)?;
         // Before any of its files go: as a disk that is to be used it would be a broken one.
         tops::make_all_durable(&self.directories.traces_of_disk(&entry.name))?;
