@@ -191,17 +191,23 @@ pub(crate) fn remove_file(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// What the file system stores for a file, or for all files below a directory.
+/// What the file system stores for a file, or for all files below a directory; nothing for what is gone.
 pub(crate) fn stored_bytes(path: &Path) -> io::Result<u64> {
-    let metadata = std::fs::symlink_metadata(path)?;
-    // POSIX counts in units of 512 bytes, whatever the filesystem's block size.
-    let mut bytes = metadata.blocks().saturating_mul(512);
-    if metadata.is_dir() {
-        for entry in std::fs::read_dir(path)? {
-            bytes = bytes.saturating_add(stored_bytes(&entry?.path())?);
+    let measure = || -> io::Result<u64> {
+        let metadata = std::fs::symlink_metadata(path)?;
+        // POSIX counts in units of 512 bytes, whatever the filesystem's block size.
+        let mut bytes = metadata.blocks().saturating_mul(512);
+        if metadata.is_dir() {
+            for entry in std::fs::read_dir(path)? {
+                bytes = bytes.saturating_add(stored_bytes(&entry?.path())?);
+            }
         }
+        Ok(bytes)
+    };
+    match measure() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        measured => measured,
     }
-    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 //! A purge that was killed is finished by the next one, or by the service. Changes nothing while a service runs.
 
 use crate::arguments::PurgeOptions;
+use crate::block_service::garbage::remove_set_aside;
 use crate::block_service::tops::{keep_only, name_of, open_kept};
 use crate::directories::{Directories, make_durable, remove_file, remove_tree};
 use crate::holder::clear_mount_point;
@@ -59,6 +60,7 @@ pub(crate) fn purge(options: &PurgeOptions) -> Result<()> {
             say(&format!("block devices: {}", numbers.len()))?;
         }
     }
+    remove_set_aside(&directories);
     let gone = if options.all { remove_all(&directories)? } else { keep_snapshots(&directories)? };
     for (what, number) in [("disks", gone.disks), ("images", gone.images)] {
         if number > 0 {

@@ -11,6 +11,8 @@ use aenv_storage::block_service::{
 use daemon::{DISK_BYTES, Direct, Stored, content, name, request, stored_bytes};
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A block that the layers of these tests do not have.
 const HOLE: u64 = DISK_BYTES / BLOCK_BYTES - 1;
@@ -285,6 +287,45 @@ async fn garbage_is_what_nothing_needs() {
     assert_eq!((collected.layers, collected.directories), (1, 0));
     let LayerRef::Raw { raw } = used else { unreachable!() };
     assert!(!raw.exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn garbage_that_goes_by_itself_meanwhile_is_no_error() {
+    let stored = Stored::start().await;
+    let (layers, ended) = (stored.layers(), Arc::new(AtomicBool::new(false)));
+    let told = Arc::clone(&ended);
+    let writer = std::thread::spawn(move || {
+        for round in 0_u64.. {
+            let paths = (0..64).map(|number| layers.join(format!("layer-{}", round * 64 + number)));
+            for path in paths.clone() {
+                std::fs::write(path, "x").unwrap();
+            }
+            for path in paths {
+                // A collection may have been faster.
+                drop(std::fs::remove_file(path));
+            }
+            if told.load(Ordering::SeqCst) {
+                return;
+            }
+        }
+    });
+    for _ in 0..200 {
+        stored.client.collect_garbage(&CollectGarbage::default()).await.unwrap();
+    }
+    ended.store(true, Ordering::SeqCst);
+    writer.join().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_collection_had_set_aside_goes_at_the_next_start() {
+    let stored = Stored::start().await;
+    stored.kill();
+    let (layer, disk) = (stored.layers().join(".removed-0"), stored.disks().join(".removed-7"));
+    std::fs::write(&layer, "x").unwrap();
+    std::fs::create_dir_all(disk.join("tops")).unwrap();
+    stored.restart();
+    stored.client.status().await.unwrap();
+    assert!(!layer.exists() && !disk.exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,17 +1,25 @@
 //! Files that nothing needs: layer files that no disk, no image and no caller names.
 //!
+//! ```text
+//! looked for and set aside, by a rename (nobody comes to need a file meanwhile) ─▶ measured, removed (others go on)
+//!                                                        killed here: removed at the next start
+//! ```
 //! Removes nothing outside of the layer directory and the directory of disks.
 
 use super::Service;
-use crate::directories::{remove_file, remove_tree, stored_bytes};
+use crate::directories::{Directories, remove_file, remove_tree, stored_bytes};
 use crate::failure::Failure;
 use crate::locks::lock;
 use aenv_storage::block_service::{CollectGarbage, Collected, Name};
 use std::collections::BTreeSet;
 use std::fs::Metadata;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::time::{Duration, SystemTime};
+
+/// How the names of what is being removed begin; neither layers nor disks are called so.
+const ASIDE: &str = ".removed-";
 
 /// A layer that is being written changes at least once in this time.
 const WRITING: Duration = Duration::from_secs(3600);
@@ -25,9 +33,20 @@ impl Service {
             ));
         }
         self.prune();
-        let layers = self.directories.layers();
-        // Nobody comes to need a file while it is looked at and removed.
-        let _alone = self.collecting.write().unwrap_or_else(PoisonError::into_inner);
+        let (layers, directories) = {
+            // Nobody comes to need a file while it is looked at; when it lies aside, nobody finds it.
+            let _alone = self.collecting.write().unwrap_or_else(PoisonError::into_inner);
+            (self.set_layers_aside(request)?, self.set_directories_aside()?)
+        };
+        let mut bytes = 0_u64;
+        for path in layers.iter().chain(&directories) {
+            bytes = bytes.saturating_add(stored_bytes(path).map_err(Failure::io("look at", path))?);
+            remove(path)?;
+        }
+        Ok(Collected { layers: layers.len() as u64, directories: directories.len() as u64, bytes })
+    }
+
+    fn set_layers_aside(&self, request: &CollectGarbage) -> Result<Vec<PathBuf>, Failure> {
         let mut keep = lock(&self.table).files_in_use();
         for path in &request.keep_layers {
             // One that is gone needs no keeping; anything else wrong with it may be a mistake that would lose a layer.
@@ -37,42 +56,89 @@ impl Service {
                 keep.insert(path.clone());
             }
         }
-        let mut collected = Collected::default();
-        for entry in std::fs::read_dir(&layers).map_err(Failure::io("list", &layers))? {
-            let entry = entry.map_err(Failure::io("list", &layers))?;
-            let path = entry.path();
-            let metadata = entry.metadata().map_err(Failure::io("look at", &path))?;
-            if metadata.is_file() && !keep.contains(&path) && !is_being_written(&path, &metadata) {
-                collected.bytes = collected
-                    .bytes
-                    .saturating_add(stored_bytes(&path).map_err(Failure::io("look at", &path))?);
-                remove_file(&path)?;
-                collected.layers += 1;
-                tracing::info!(path = %path.display(), "removed a layer that nothing needs");
-            }
-        }
-        self.collect_directories(&mut collected)?;
-        Ok(collected)
+        let is_garbage = |path: &Path| {
+            // Whoever puts layers there may take one away.
+            let Some(metadata) =
+                unless_gone(path.symlink_metadata()).map_err(Failure::io("look at", path))?
+            else {
+                return Ok(false);
+            };
+            Ok(metadata.is_file() && !keep.contains(path) && !is_being_written(path, &metadata))
+        };
+        set_aside(&self.directories.layers(), "a layer that nothing needs", is_garbage)
     }
 
-    fn collect_directories(&self, collected: &mut Collected) -> Result<(), Failure> {
-        let disks = self.directories.disks();
-        for entry in std::fs::read_dir(&disks).map_err(Failure::io("list", &disks))? {
-            let entry = entry.map_err(Failure::io("list", &disks))?;
-            let path: PathBuf = entry.path();
-            let name = entry.file_name().to_str().and_then(|text| text.parse::<Name>().ok());
-            // Looked up after the directory was seen: a disk enters the table before it gets a directory.
-            let known: BTreeSet<Name> = lock(&self.table).disks.keys().cloned().collect();
-            if let Some(name) = name.filter(|name| !known.contains(name)) {
-                collected.bytes = collected
-                    .bytes
-                    .saturating_add(stored_bytes(&path).map_err(Failure::io("look at", &path))?);
-                remove_tree(&self.directories.disk(&name))?;
-                collected.directories += 1;
-                tracing::info!(path = %path.display(), "removed a directory of no disk");
-            }
+    fn set_directories_aside(&self) -> Result<Vec<PathBuf>, Failure> {
+        let known: BTreeSet<Name> = lock(&self.table).disks.keys().cloned().collect();
+        let is_garbage = |path: &Path| {
+            let name = path.file_name().and_then(|name| name.to_str()).map(str::parse::<Name>);
+            Ok(matches!(name, Some(Ok(name)) if !known.contains(&name)))
+        };
+        set_aside(&self.directories.disks(), "a directory of no disk", is_garbage)
+    }
+}
+
+/// Gives garbage of a directory names by which nobody finds it but the next start.
+fn set_aside(
+    directory: &Path,
+    what: &str,
+    is_garbage: impl Fn(&Path) -> Result<bool, Failure>,
+) -> Result<Vec<PathBuf>, Failure> {
+    let (mut aside, mut number) = (Vec::new(), 0_u64);
+    for path in entries_of(directory)? {
+        if is_aside(&path) || !is_garbage(&path)? {
+            continue;
         }
-        Ok(())
+        let new = loop {
+            let new = directory.join(format!("{ASIDE}{number}"));
+            number += 1;
+            if unless_gone(new.symlink_metadata()).map_err(Failure::io("look at", &new))?.is_none() {
+                break new;
+            }
+        };
+        let renamed = unless_gone(std::fs::rename(&path, &new)).map_err(Failure::io("set aside", &path))?;
+        if renamed.is_some() {
+            tracing::info!(path = %path.display(), "removing {what}");
+            aside.push(new);
+        }
+    }
+    Ok(aside)
+}
+
+/// Removes what a collection had set aside when it was killed. What cannot be removed stays for the next start.
+pub(crate) fn remove_set_aside(directories: &Directories) {
+    for directory in [directories.layers(), directories.disks()] {
+        let removed = entries_of(&directory)
+            .and_then(|paths| paths.iter().filter(|path| is_aside(path)).try_for_each(|path| remove(path)));
+        if let Err(left) = removed {
+            tracing::error!(%left, "garbage stays until the next start");
+        }
+    }
+}
+
+fn entries_of(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let entries = std::fs::read_dir(directory).map_err(Failure::io("list", directory))?;
+    let paths = entries.map(|entry| Ok(entry.map_err(Failure::io("list", directory))?.path()));
+    paths.collect()
+}
+
+fn is_aside(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(ASIDE.as_bytes()))
+}
+
+/// Removes a file or a tree.
+fn remove(path: &Path) -> Result<(), Failure> {
+    match unless_gone(path.symlink_metadata()).map_err(Failure::io("look at", path))? {
+        Some(metadata) if metadata.is_dir() => remove_tree(path),
+        Some(_) => remove_file(path),
+        None => Ok(()),
+    }
+}
+
+fn unless_gone<T>(done: std::io::Result<T>) -> std::io::Result<Option<T>> {
+    match done {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        done => done.map(Some),
     }
 }
 

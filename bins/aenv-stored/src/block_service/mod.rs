@@ -17,7 +17,7 @@
 
 pub(crate) mod compaction;
 mod disks;
-mod garbage;
+pub(crate) mod garbage;
 mod images;
 mod recovery;
 pub(crate) mod reopening;

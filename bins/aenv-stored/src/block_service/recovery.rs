@@ -12,6 +12,7 @@
 
 use super::Service;
 use super::disks::export_of;
+use super::garbage::remove_set_aside;
 use super::images::export_of as image_export_of;
 use super::reopening::{failed_disk, failed_image};
 use super::table::{DiskEntry, DiskLife, ImageEntry, ImageLife, Table};
@@ -41,6 +42,7 @@ impl Service {
         boot: &str,
         instance: &Name,
     ) -> Result<Self, Failure> {
+        remove_set_aside(&directories);
         let (disks, images) = (read_disks(&directories)?, read_images(&directories)?);
         let used = disks.iter().filter_map(number_of_disk).chain(images.iter().filter_map(number_of_image));
         let numbers = Numbers::open(directories.numbers(), boot, instance.as_str(), used)?;
