@@ -25,6 +25,7 @@ const PASSED_ON: &[&str] = &[
     "AENV_API_KEYS_FILE",
     "AENV_CACHE_BYTES",
     "AENV_CGROUP",
+    "AENV_COMPACTION_SECONDS",
     "AENV_CPU_MODEL",
     "AENV_CPU_TEMPLATE",
     "AENV_DISKS",

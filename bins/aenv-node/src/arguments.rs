@@ -1,6 +1,6 @@
 //! Arguments and environment variables of the node. Values only.
 
-use aenv_daemon::LogFormat;
+use aenv_daemon::LogOptions;
 use aenv_network::InstanceName;
 use aenv_vmm::firecracker::CpuTemplate;
 use aenv_vmm::probe::Accelerator;
@@ -69,6 +69,9 @@ pub(crate) struct StoredOptions {
     /// Told to the block service when it is started: memory for decompressed blocks, in bytes
     #[arg(long, env = "AENV_CACHE_BYTES")]
     pub(crate) cache_bytes: Option<u64>,
+    /// Told to the block service when it is started: time between two looks for disks whose tops are to be merged, in seconds
+    #[arg(long, env = "AENV_COMPACTION_SECONDS")]
+    pub(crate) compaction_seconds: Option<u64>,
 }
 
 /// Value of `--disks`.
@@ -195,9 +198,8 @@ pub(crate) struct ServeOptions {
     /// Creates are refused while the data directory has fewer MiB free
     #[arg(long, env = "AENV_MIN_FREE_MIB", default_value_t = 512)]
     pub(crate) min_free_mib: u64,
-    /// Form of the log on standard error
-    #[arg(long, env = "AENV_LOG", value_enum, default_value = "text")]
-    pub(crate) log: LogFormat,
+    #[command(flatten)]
+    pub(crate) log: LogOptions,
 }
 
 #[derive(Debug, Args)]

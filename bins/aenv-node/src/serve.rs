@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Serves until a signal asks for the end.
 pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
-    aenv_daemon::start_log(options.log)?;
+    aenv_daemon::start_log(&options.log)?;
     let api_settings = api_settings(&options)?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
@@ -37,7 +37,7 @@ pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
     // The service goes on when the node ends; only the watch over it does not.
     let watching = CancellationToken::new();
     let disks = tokio::select! {
-        disks = stored::disks(&options.instance, watching.clone()) => disks?,
+        disks = stored::disks(&options.instance, options.log.clone(), watching.clone()) => disks?,
         name = either(&mut terminate, &mut interrupt) => {
             tracing::info!(signal = name, "ending before the block service answered; it goes on");
             return Ok(());

@@ -12,6 +12,7 @@
 mod start;
 
 use crate::arguments::{DisksChoice, Instance, StoredOptions};
+use aenv_daemon::LogOptions;
 use aenv_orchestrator::{DiskCopies, DiskSettings};
 use aenv_storage::block_service::{Client, ServiceError};
 use aenv_sys::process::PidFd;
@@ -31,8 +32,12 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const STEADY: Duration = Duration::from_secs(60);
 
 /// How this node's disks are to be stored. Starts the block service where it is needed and not there, and keeps it running
-/// until `stopping`. Takes as long as the service takes to recover; may be dropped meanwhile: the service goes on.
-pub(crate) async fn disks(instance: &Instance, stopping: CancellationToken) -> Result<DiskSettings> {
+/// until `stopping`; it logs as the node does. Takes as long as the service takes to recover; may be dropped meanwhile: the service goes on.
+pub(crate) async fn disks(
+    instance: &Instance,
+    log: LogOptions,
+    stopping: CancellationToken,
+) -> Result<DiskSettings> {
     let data_dir = &instance.data_dir;
     std::fs::create_dir_all(data_dir).with_context(|| format!("cannot make {}", data_dir.display()))?;
     if instance.stored.disks == DisksChoice::Reflink {
@@ -41,7 +46,7 @@ pub(crate) async fn disks(instance: &Instance, stopping: CancellationToken) -> R
         return Ok(DiskSettings::Reflink(DiskCopies::ReflinkOnly));
     }
     tracing::info!("disks are those of the block service");
-    let service = Service::of(instance);
+    let service = Service { log: Some(log), ..Service::of(instance) };
     let watched = service.find_or_start().await?;
     let client = service.client.clone();
     tokio::spawn(service.keep_running(watched, stopping));
@@ -113,6 +118,8 @@ struct Service {
     data_dir: PathBuf,
     run_dir: PathBuf,
     options: StoredOptions,
+    /// How one that is started logs; as it wants to when absent.
+    log: Option<LogOptions>,
     client: Client,
     /// For one answer of a service that was just started, before it is asked again.
     client_patience: Duration,
@@ -131,6 +138,7 @@ impl Service {
             client_patience: PATIENCE,
             run_dir,
             options,
+            log: None,
         }
     }
 
@@ -152,6 +160,10 @@ impl Service {
             if let Some(bytes) = self.options.cache_bytes {
                 add("--cache-bytes", bytes.to_string());
             }
+            if let Some(seconds) = self.options.compaction_seconds {
+                add("--compaction-seconds", seconds.to_string());
+            }
+            arguments.extend(self.log.iter().flat_map(LogOptions::arguments));
         }
         arguments
     }

@@ -1,6 +1,6 @@
 //! Arguments and environment variables of the block service. Values only.
 
-use aenv_daemon::LogFormat;
+use aenv_daemon::LogOptions;
 use aenv_storage::block_service::Name;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -70,9 +70,8 @@ pub(crate) struct ServeOptions {
     /// Time between two looks for disks with so many sealed tops that they are to be merged, in seconds
     #[arg(long, env = "AENV_COMPACTION_SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) compaction_seconds: u64,
-    /// Form of the log on standard error
-    #[arg(long, env = "AENV_LOG", value_enum, default_value = "text")]
-    pub(crate) log: LogFormat,
+    #[command(flatten)]
+    pub(crate) log: LogOptions,
 }
 
 /// Value of `--export`.

@@ -31,7 +31,7 @@ pub(crate) fn prepare_process() -> std::io::Result<()> {
 
 /// Serves until a signal asks for the end.
 pub(crate) async fn serve(options: ServeOptions, protected: std::io::Result<()>) -> Result<()> {
-    aenv_daemon::start_log(options.log)?;
+    aenv_daemon::start_log(&options.log)?;
     if let Err(error) = protected {
         tracing::warn!(%error, "not protected when memory runs out: CAP_SYS_RESOURCE is missing");
     }

@@ -17,14 +17,41 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts the log of this process on standard error. `RUST_LOG` chooses what is logged; `info` without it.
+/// How a program logs.
+#[derive(Debug, Clone, clap::Args)]
+pub struct LogOptions {
+    /// Form of the log on standard error
+    #[arg(long, env = "AENV_LOG", value_enum, default_value = "text")]
+    pub log: LogFormat,
+    /// What is logged: a level (`error` to `trace`), or levels by module (`info,aenv_export=debug`)
+    #[arg(long, env = "RUST_LOG", default_value = "info", value_parser = checked_filter)]
+    pub log_filter: String,
+}
+
+impl LogOptions {
+    /// The same, as arguments of another program that takes them.
+    #[must_use]
+    pub fn arguments(&self) -> [String; 4] {
+        let format = match self.log {
+            LogFormat::Text => "text",
+            LogFormat::Json => "json",
+        };
+        ["--log", format, "--log-filter", &self.log_filter].map(str::to_owned)
+    }
+}
+
+fn checked_filter(text: &str) -> Result<String, String> {
+    EnvFilter::try_new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
+/// Starts the log of this process on standard error.
 ///
 /// # Errors
 /// When it was started before.
-pub fn start_log(format: LogFormat) -> Result<()> {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+pub fn start_log(options: &LogOptions) -> Result<()> {
+    let filter = EnvFilter::try_new(&options.log_filter).context("cannot understand what is to be logged")?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let started = match format {
+    let started = match options.log {
         LogFormat::Text => log.with_ansi(false).try_init(),
         LogFormat::Json => log.json().try_init(),
     };
@@ -64,5 +91,29 @@ pub fn ending(ended: Result<()>) -> ExitCode {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[derive(Debug, clap::Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        log: LogOptions,
+    }
+
+    #[test]
+    fn what_is_told_to_another_program_says_the_same_there() {
+        for (format, filter) in [("text", "info"), ("json", "debug,aenv_export=trace")] {
+            let given = ["it", "--log", format, "--log-filter", filter];
+            let told = Arguments::parse_from(given).log.arguments();
+            assert_eq!(told, given[1..]);
+        }
+        let refused =
+            Arguments::try_parse_from(["it", "--log-filter", "a=nonsense"]).unwrap_err().to_string();
+        assert!(refused.contains("--log-filter"), "{refused}");
     }
 }

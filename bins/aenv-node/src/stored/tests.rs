@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::arguments::{Arguments, Task};
+use aenv_daemon::LogFormat;
 use aenv_storage::block_service::{CacheView, ExportView, Status};
 use clap::Parser as _;
 use std::fs::File;
@@ -87,6 +88,28 @@ async fn a_service_that_cannot_start_is_told_with_its_last_words() {
     let missing = Service::of(&instance(directory.path(), "/no-such-program"));
     let error = format!("{:#}", missing.find_or_start().await.unwrap_err());
     assert!(error.contains("/no-such-program"), "{error}");
+}
+
+#[tokio::test]
+async fn the_service_is_told_what_the_node_was_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = script(directory.path(), "echo \"told: $*\"\nexit 1");
+    let mut service = Service::of(&instance(directory.path(), program.to_str().unwrap()));
+    service.options.export = Some("fuse".to_owned());
+    service.options.cache_bytes = Some(1 << 30);
+    service.options.compaction_seconds = Some(7);
+    service.log = Some(LogOptions { log: LogFormat::Json, log_filter: "debug,hyper=off".to_owned() });
+    let error = format!("{:#}", service.find_or_start().await.unwrap_err());
+    for told in [
+        "told: serve --data-dir ",
+        "--export fuse",
+        "--cache-bytes 1073741824",
+        "--compaction-seconds 7",
+        "--log json",
+        "--log-filter debug,hyper=off",
+    ] {
+        assert!(error.contains(told), "{error}");
+    }
 }
 
 #[tokio::test]
