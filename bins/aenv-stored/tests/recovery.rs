@@ -132,12 +132,60 @@ async fn told_to_end_the_service_ends_whatever_its_guests_do() {
         let path = stored.disk(disk, std::slice::from_ref(&base)).await.path.unwrap();
         guests.push(Guest::start(path, seed));
     }
-    for _ in 0..25 {
+    for round in 0..50 {
         guests.iter().for_each(|guest| guest.goes_on(5));
+        // With and without somebody who is connected.
+        if round % 2 == 0 {
+            stored.client.status().await.unwrap();
+        }
         stored.terminate();
         stored.restart();
     }
     guests.into_iter().for_each(|guest| drop(guest.end()));
+}
+
+/// Whether a thread of a process waits for storage.
+fn waits_for_storage(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut states = threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")));
+    // Behind the name, which stands in parentheses.
+    states.any(|state| state.is_ok_and(|state| state.contains(") D ")))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn told_to_end_the_service_does_not_wait_for_a_read_that_takes_for_ever() {
+    // A layer on storage that stops to answer: the export of another service, which is killed.
+    let storage = Stored::start_as("storage", "fuse").await;
+    let layers = vec![storage.raw_layer("raw")];
+    let create = CreateImage { name: name("layer"), layers, owner: 0, exported: true };
+    let layer = storage.client.create_image(&create).await.unwrap().path.unwrap();
+    let data = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(data.path().join("storage/layers")).unwrap();
+    let raw = data.path().join("storage/layers/raw");
+    let _mount = MountPoint::bind(&layer, &raw);
+    let stored = Stored::start_on(data.path()).await;
+    let path = stored.disk("d", &[LayerRef::Raw { raw }]).await.path.unwrap();
+
+    // One that nobody is connected to.
+    stored.kill();
+    stored.restart();
+    let deadline = Instant::now() + PATIENCE;
+    while stored.log().matches("serving").count() < 2 {
+        assert!(Instant::now() < deadline, "it does not serve");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    storage.kill();
+    let guest = std::thread::spawn(move || Direct::open(&path).read(4000).unwrap().to_vec());
+    while !waits_for_storage(stored.pid()) {
+        assert!(Instant::now() < deadline, "nothing waits");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    stored.terminate();
+    assert!(!stored.log().contains("left behind"), "it has waited: {}", stored.log());
+    storage.restart();
+    storage.client.status().await.unwrap();
+    stored.restart();
+    assert_eq!(guest.join().unwrap(), content(4000, 0));
 }
 
 /// One life of everything there is; each step is asked again until it is answered.
@@ -193,7 +241,17 @@ struct MountPoint(PathBuf);
 
 impl MountPoint {
     fn new(path: &Path) -> Self {
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(path).status().unwrap();
+        Self::mount(&["-t", "tmpfs", "tmpfs"], path)
+    }
+
+    /// The same file at another place.
+    fn bind(file: &Path, path: &Path) -> Self {
+        File::create(path).unwrap();
+        Self::mount(&["--bind", file.to_str().unwrap()], path)
+    }
+
+    fn mount(arguments: &[&str], path: &Path) -> Self {
+        let mounted = Command::new("mount").args(arguments).arg(path).status().unwrap();
         assert!(mounted.success());
         Self(path.to_owned())
     }
