@@ -81,7 +81,16 @@ impl From<Error> for Failure {
                 (StatusCode::SERVICE_UNAVAILABLE, Some(code::TEMPLATE_NOT_READY), Retry::After(2))
             }
             Error::InvalidArgument { .. } => (StatusCode::BAD_REQUEST, None, Retry::Never),
-            Error::Conflict(_) => (StatusCode::CONFLICT, None, Retry::Never),
+            Error::Transitioning(_) => (StatusCode::CONFLICT, None, Retry::After(1)),
+            Error::GuestUnresponsive { .. } => {
+                (StatusCode::CONFLICT, Some("sandbox_snapshot_guest_agent_unresponsive"), Retry::Unknown)
+            }
+            Error::Incompatible { .. } => {
+                (StatusCode::CONFLICT, Some("sandbox_no_compatible_node"), Retry::Never)
+            }
+            Error::Conflict(_) | Error::AlreadyPaused(_) | Error::IsPaused(_) => {
+                (StatusCode::CONFLICT, None, Retry::Never)
+            }
             Error::NoCapacity(_) => (StatusCode::SERVICE_UNAVAILABLE, Some(code::CAPACITY), Retry::After(5)),
             Error::ShuttingDown => {
                 (StatusCode::SERVICE_UNAVAILABLE, Some(code::SHUTTING_DOWN), Retry::After(5))

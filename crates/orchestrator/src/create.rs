@@ -80,7 +80,7 @@ async fn run(
                         killers.push(reply);
                     }
                     // Dropping the reply says that there is no such sandbox yet.
-                    Command::SetTimeout(..) | Command::Extend(..) => {}
+                    Command::SetTimeout(..) | Command::Extend(..) | Command::Pause(..) | Command::Resume(..) => {}
                 },
             }
         }
@@ -303,6 +303,8 @@ impl Create<'_> {
             env_vars: self.request.env_vars.clone(),
             access_token,
             internet_access: self.request.internet_access,
+            on_timeout: self.request.on_timeout,
+            auto_resume: self.request.auto_resume,
         })
     }
 }

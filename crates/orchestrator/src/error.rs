@@ -61,6 +61,33 @@ pub enum Error {
     /// The sandbox is in a state that forbids this; the text says which.
     #[error("{0}")]
     Conflict(String),
+    /// The sandbox is paused already.
+    #[error("Sandbox \"{0}\" is already paused")]
+    AlreadyPaused(SandboxId),
+    /// The sandbox is paused, and what was asked needs one that runs: resume it first.
+    #[error("Sandbox \"{0}\" is paused: resume it first")]
+    IsPaused(SandboxId),
+    /// The sandbox is just being paused or resumed: try again in a moment.
+    #[error("Sandbox \"{0}\" is still transitioning. Try again in a moment.")]
+    Transitioning(SandboxId),
+    /// The guest daemon does not answer, and what was asked needs it.
+    #[error("the guest daemon of sandbox {id} does not answer: {reason}")]
+    GuestUnresponsive {
+        /// Which sandbox.
+        id: SandboxId,
+        /// What was seen.
+        reason: String,
+    },
+    /// Memory was saved by another driver, version or processor model than this node has. The disk can be booted.
+    #[error(
+        "the memory of sandbox {id} cannot be resumed here: {reason}; its disk can be booted (onResume: reboot)"
+    )]
+    Incompatible {
+        /// Which sandbox.
+        id: SandboxId,
+        /// What differs.
+        reason: String,
+    },
     /// The host lacks room: retry elsewhere or later.
     #[error("no capacity on this node: {0}")]
     NoCapacity(String),

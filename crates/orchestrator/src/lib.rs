@@ -38,8 +38,9 @@ pub use purge::{HeldDataDir, hold_data_dir};
 pub use settings::{Deadlines, DiskCopies, DiskSettings, GuestArtifacts, Parts, Settings, StartError};
 pub use template::{ImportError, Imported, import_template};
 pub use view::{
-    Collected, CreateRequest, Created, Dial, Route, SandboxState, SandboxView, Stage, TemplateState,
-    TemplateView, Tier, WaitCause, Waiting,
+    Collected, CreateRequest, Created, Dial, Durability, OnTimeout, PauseMode, PauseRequest, Paused,
+    ResumeRequest, Resumed, Route, SandboxState, SandboxView, SavedView, Stage, TemplateState, TemplateView,
+    Tier, WaitCause, Waiting,
 };
 
 /// Identity of the host's present boot, for [`Settings::host_boot_id`].

@@ -8,7 +8,10 @@ use crate::sandbox_task::Command;
 use crate::settings::{DiskSettings, Parts, Settings, StartError};
 use crate::startup;
 use crate::template::Progress;
-use crate::view::{Collected, CreateRequest, Created, Route, SandboxView, TemplateView, Waiting};
+use crate::view::{
+    Collected, CreateRequest, Created, PauseRequest, Paused, ResumeRequest, Resumed, Route, SandboxView,
+    TemplateView, Waiting,
+};
 use aenv_protocol::ids::SandboxId;
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,6 +103,25 @@ impl Orchestrator {
     pub async fn extend(&self, id: &SandboxId, at_least: Duration) -> Result<SandboxView, Error> {
         self.check_timeout(at_least)?;
         self.ask(id, |reply| Command::Extend(at_least, reply)).await
+    }
+
+    /// Saves the state of a sandbox and stops it. Returns when that state survives what the request asks for. Dropping the
+    /// future does not stop the pause.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyPaused`]; [`Error::GuestUnresponsive`] when the request forbids that; others when the state could not
+    /// be saved: the sandbox goes on then.
+    pub async fn pause(&self, id: &SandboxId, request: PauseRequest) -> Result<Paused, Error> {
+        self.ask(id, |reply| Command::Pause(request, reply)).await
+    }
+
+    /// Lets a paused sandbox go on; one that runs only gets its time. Dropping the future does not stop it.
+    ///
+    /// # Errors
+    /// [`Error::Incompatible`]; others when it could not go on: it is still paused then.
+    pub async fn resume(&self, id: &SandboxId, request: ResumeRequest) -> Result<Resumed, Error> {
+        self.check_timeout(request.timeout)?;
+        self.ask(id, |reply| Command::Resume(request, reply)).await
     }
 
     /// How to reach a sandbox, if it runs.

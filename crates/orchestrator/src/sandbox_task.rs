@@ -12,7 +12,7 @@ use crate::journal::{Loss, Tenancy};
 use crate::lifecycle::{self, Event, Phase, Refusal};
 use crate::node::Node;
 use crate::pause::GrowingPause;
-use crate::view::{Route, SandboxState, SandboxView};
+use crate::view::{PauseRequest, Paused, ResumeRequest, Resumed, Route, SandboxState, SandboxView};
 use crate::vm::Vm;
 use aenv_vmm::{Exit, ExitCause, Machine};
 use std::pin::Pin;
@@ -36,6 +36,10 @@ pub(crate) enum Command {
     SetTimeout(Duration, oneshot::Sender<Result<(), Error>>),
     /// Make sure that at least so much time remains.
     Extend(Duration, oneshot::Sender<Result<SandboxView, Error>>),
+    /// Save its state and stop it.
+    Pause(PauseRequest, oneshot::Sender<Result<Paused, Error>>),
+    /// Let it go on.
+    Resume(ResumeRequest, oneshot::Sender<Result<Resumed, Error>>),
 }
 
 /// The state of the task.
@@ -116,6 +120,9 @@ impl SandboxTask {
             metadata: self.tenancy.metadata.clone(),
             access_token: self.tenancy.access_token.clone(),
             internet_access: self.tenancy.internet_access,
+            on_timeout: self.tenancy.on_timeout,
+            auto_resume: self.tenancy.auto_resume,
+            saved: None,
         }
     }
 
@@ -206,6 +213,8 @@ impl SandboxTask {
                 Ok(_) => return Some(Some(reply)),
                 Err(error) => answer(reply, Err(error)),
             },
+            Command::Pause(_, reply) => answer(reply, Err(Error::Conflict("not there yet".to_owned()))),
+            Command::Resume(_, reply) => answer(reply, Err(Error::Conflict("not there yet".to_owned()))),
             Command::SetTimeout(timeout, reply) => {
                 let result = self.change_end(timeout).await;
                 answer(reply, result);

@@ -2,6 +2,7 @@
 
 use crate::error::LossCause;
 use aenv_protocol::ids::{SandboxId, TemplateId};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -23,6 +24,115 @@ pub struct CreateRequest {
     pub secure: bool,
     /// Whether the guest may reach anything outside.
     pub internet_access: bool,
+    /// What becomes of it when its time is over.
+    pub on_timeout: OnTimeout,
+    /// Whether traffic wakes it when it is paused.
+    pub auto_resume: bool,
+}
+
+/// What becomes of a sandbox when its time is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnTimeout {
+    /// It is ended.
+    #[default]
+    Kill,
+    /// It is paused.
+    Pause(PauseMode),
+}
+
+/// What a pause keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PauseMode {
+    /// Memory and disk: processes go on where they were.
+    #[default]
+    Full,
+    /// The disk only: the guest boots when it is resumed.
+    Filesystem,
+}
+
+/// What saved state survives. Each level includes those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Durability {
+    /// The death of every process of ours.
+    #[default]
+    Process,
+    /// The loss of power of this host.
+    Local,
+    /// The loss of this host.
+    Published,
+}
+
+/// How a sandbox is to be paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PauseRequest {
+    /// What is kept.
+    pub mode: PauseMode,
+    /// What the answer waits for.
+    pub durability: Durability,
+    /// Whether a guest whose daemon does not answer is not to be paused; else only what it flushed by itself is sure to be
+    /// on its disk (all of it is in its memory).
+    pub require_healthy_guest: bool,
+}
+
+/// Answer to a pause.
+#[derive(Debug, Clone)]
+pub struct Paused {
+    /// The paused sandbox.
+    pub sandbox: SandboxView,
+    /// Where the time went.
+    pub stages: Vec<Stage>,
+}
+
+/// How a paused sandbox is to be resumed. One that runs gets the time only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ResumeRequest {
+    /// Life time that remains at least, from the moment it runs.
+    pub timeout: Duration,
+    /// Boot from the disk, although there is memory.
+    pub reboot: bool,
+}
+
+/// Answer to a resume.
+#[derive(Debug, Clone)]
+pub struct Resumed {
+    /// The running sandbox.
+    pub sandbox: SandboxView,
+    /// Whether it ran already; then nothing was done but to its time.
+    pub was_running: bool,
+    /// What served it.
+    pub tier: Tier,
+    /// Where the time went.
+    pub stages: Vec<Stage>,
+}
+
+/// The state that a sandbox was saved in last.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SavedView {
+    /// 1 for the first pause of the sandbox.
+    pub number: u64,
+    /// When its guest was stopped.
+    pub saved_at: jiff::Timestamp,
+    /// What was kept.
+    pub mode: PauseMode,
+    /// What it survives by now.
+    pub durability: Durability,
+    /// What is still being done for it, or why that fails; none when nothing is left to do.
+    pub pending: Option<String>,
+    /// How a resume would be served now.
+    pub tier: Tier,
+    /// Layers of memory above the template's.
+    pub memory_layers: usize,
+    /// What this save added to the memory's layers, in bytes, once known.
+    pub memory_bytes: Option<u64>,
+    /// What the sandbox's disk stores, beyond its template's, in bytes, once known.
+    pub disk_bytes: Option<u64>,
+    /// How long the guest stood still for it.
+    pub stopped: Duration,
+    /// Whether all that the guest had written was flushed to the disk.
+    pub flushed: bool,
 }
 
 /// How ready the thing was that served a create.
@@ -75,6 +185,8 @@ pub enum SandboxState {
     Starting,
     /// Answers.
     Running,
+    /// Stands still; its state is saved or just being saved.
+    Paused,
     /// Being ended; no longer listed.
     Killing,
     /// Died by itself; kept until its time is over.
@@ -113,6 +225,12 @@ pub struct SandboxView {
     pub access_token: Option<String>,
     /// Whether the guest may reach anything outside.
     pub internet_access: bool,
+    /// What becomes of it when its time is over.
+    pub on_timeout: OnTimeout,
+    /// Whether traffic wakes it when it is paused.
+    pub auto_resume: bool,
+    /// The state it was saved in last; also of one that runs again.
+    pub saved: Option<SavedView>,
 }
 
 /// Visible state of a template.

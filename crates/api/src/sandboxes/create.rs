@@ -59,6 +59,8 @@ async fn create(
         env_vars,
         secure,
         internet_access: request.allow_internet_access.unwrap_or(true),
+        on_timeout: aenv_orchestrator::OnTimeout::Kill,
+        auto_resume: false,
     };
     // A client that hangs up drops this future; the orchestrator finishes what it began all the same.
     let created = state.orchestrator.create(wish).await?;

@@ -53,10 +53,11 @@ struct Filter {
     template: Option<String>,
 }
 
-/// States asked for. Nothing is ever paused yet, so that one needs no flag.
+/// States asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct States {
     running: bool,
+    paused: bool,
     lost: bool,
 }
 
@@ -73,6 +74,7 @@ impl Filter {
     fn matches(&self, view: &SandboxView) -> bool {
         let state = match view.state {
             SandboxState::Running => self.states.running,
+            SandboxState::Paused => self.states.paused,
             SandboxState::Lost { .. } => self.states.lost,
             SandboxState::Starting | SandboxState::Killing => false,
         };
@@ -87,19 +89,19 @@ impl Filter {
 
 fn states(query: &QueryPairs) -> Result<States, Failure> {
     let mut asked = false;
-    let mut states = States { running: false, lost: false };
+    let mut states = States { running: false, paused: false, lost: false };
     for word in query.all("state").flat_map(|list| list.split(',')) {
         asked = true;
         match word.trim() {
             "running" => states.running = true,
-            "paused" => {}
+            "paused" => states.paused = true,
             "lost" => states.lost = true,
             other => {
                 return Err(Failure::field("state", format!("{other:?} is none of running, paused, lost")));
             }
         }
     }
-    Ok(if asked { states } else { States { running: true, lost: false } })
+    Ok(if asked { states } else { States { running: true, paused: true, lost: false } })
 }
 
 #[cfg(test)]
@@ -109,10 +111,10 @@ mod tests {
     #[test]
     fn lost_sandboxes_are_shown_only_to_those_who_ask() {
         let of = |query: &str| states(&QueryPairs::of(query)).unwrap();
-        assert_eq!(of(""), States { running: true, lost: false });
-        assert_eq!(of("state=running%2Cpaused"), States { running: true, lost: false });
-        assert_eq!(of("state=running&state=lost"), States { running: true, lost: true });
-        assert_eq!(of("state=paused"), States { running: false, lost: false });
+        assert_eq!(of(""), States { running: true, paused: true, lost: false });
+        assert_eq!(of("state=running%2Cpaused"), States { running: true, paused: true, lost: false });
+        assert_eq!(of("state=running&state=lost"), States { running: true, paused: false, lost: true });
+        assert_eq!(of("state=paused"), States { running: false, paused: true, lost: false });
         assert!(states(&QueryPairs::of("state=dead")).is_err());
     }
 }

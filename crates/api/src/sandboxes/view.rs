@@ -26,6 +26,7 @@ pub(crate) fn reach(view: SandboxView, settings: &Settings) -> Sandbox {
 pub(crate) fn listed(view: SandboxView) -> Option<ListedSandbox> {
     let (state, lost_reason, lost_detail) = match view.state {
         SandboxState::Running => (rest::SandboxState::Running, None, None),
+        SandboxState::Paused => (rest::SandboxState::Paused, None, None),
         SandboxState::Lost { cause, detail } => {
             (rest::SandboxState::Lost, Some(loss_word(cause).to_owned()), Some(detail))
         }

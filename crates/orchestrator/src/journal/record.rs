@@ -5,6 +5,7 @@
 
 use crate::error::LossCause;
 use crate::lifecycle::Phase;
+use crate::view::OnTimeout;
 use aenv_network::SlotName;
 use aenv_protocol::ids::{SandboxId, TemplateId};
 use aenv_vmm::{MachineSpec, ProcessRecord};
@@ -60,6 +61,12 @@ pub(crate) struct Tenancy {
     pub(crate) access_token: Option<String>,
     /// Whether the guest may reach anything outside.
     pub(crate) internet_access: bool,
+    /// What becomes of it when its time is over.
+    #[serde(default)]
+    pub(crate) on_timeout: OnTimeout,
+    /// Whether traffic wakes it when it is paused.
+    #[serde(default)]
+    pub(crate) auto_resume: bool,
 }
 
 /// How a sandbox died.

@@ -1,8 +1,8 @@
 //! A node on a fake host, for tests that look at it from outside.
 
 use aenv_orchestrator::{
-    CreateRequest, Deadlines, DiskCopies, DiskSettings, GuestArtifacts, Orchestrator, Parts, Settings,
-    StartError, TemplateState, import_template,
+    CreateRequest, Deadlines, DiskCopies, DiskSettings, GuestArtifacts, OnTimeout, Orchestrator, Parts,
+    Settings, StartError, TemplateState, import_template,
 };
 use aenv_protocol::ids::SandboxId;
 use aenv_testkit::{Counts, FakeHost, FakeSlots, FakeVmm};
@@ -123,6 +123,8 @@ pub(crate) fn request() -> CreateRequest {
         env_vars: BTreeMap::from([("A".to_owned(), "b".to_owned())]),
         secure: true,
         internet_access: true,
+        on_timeout: OnTimeout::Kill,
+        auto_resume: false,
     }
 }
 
