@@ -8,6 +8,8 @@
 //! <data>/storage/layers/<sha256>.raw              root filesystems of templates, never changed once they are there
 //! <data>/storage/{disks,images}/                  of the block service, where that is used
 //! <data>/sandboxes/<id>/disk.ext4                 where the block service is not used
+//! <data>/sandboxes/<id>/captures/<number>/        {state, changes} of a save; {disk.ext4, memory} where the block service is
+//!                                                 not used
 //! <data>/sandboxes/<id>/run/                      sockets, logs and jail of the VMM
 //! <data>/vmm/                                     roots of jails, made by the QEMU driver and not touched here
 //! ```
@@ -112,6 +114,16 @@ impl DataDir {
     /// A sandbox's disk.
     pub(crate) fn sandbox_disk(&self, id: &SandboxId) -> PathBuf {
         self.sandbox(id).join("disk.ext4")
+    }
+
+    /// Where the saves of a sandbox lie.
+    pub(crate) fn sandbox_saves(&self, id: &SandboxId) -> PathBuf {
+        self.sandbox(id).join("captures")
+    }
+
+    /// Where one save of a sandbox lies.
+    pub(crate) fn sandbox_save(&self, id: &SandboxId, number: u64) -> PathBuf {
+        self.sandbox_saves(id).join(number.to_string())
     }
 
     /// A sandbox's directory for its VMM.

@@ -4,7 +4,10 @@
 
 use crate::settings::DiskCopies;
 use aenv_storage::{Disk, StorageError};
+use rustix::fs::SeekFrom;
+use std::fs::File;
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::path::Path;
 
 /// Makes `to` a disk that shares the blocks of `base`, or a full copy where that is allowed and needed. Blocks.
@@ -28,5 +31,19 @@ pub(super) fn failed(action: &'static str, path: &Path, source: std::io::Error) 
     match source.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => StorageError::NoSpace { path },
         _ => StorageError::Io { action, path, source },
+    }
+}
+
+/// Where a sparse file has data, in order.
+pub(super) fn data_extents(file: &File) -> std::io::Result<Vec<Range<u64>>> {
+    let mut extents = Vec::new();
+    let mut offset = 0;
+    loop {
+        let start = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+            Err(rustix::io::Errno::NXIO) => return Ok(extents),
+            start => start?,
+        };
+        offset = rustix::fs::seek(file, SeekFrom::Hole(start))?;
+        extents.push(start..offset);
     }
 }

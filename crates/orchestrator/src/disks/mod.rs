@@ -2,8 +2,13 @@
 //!
 //! ```text
 //! base (a template's image, or what a capture kept) ─make─▶ disk of a VM ─keep─▶ base of a capture
-//!                                                              └─remove
+//!                                                              │  └─remove
+//!                                         base of a save ◀─seal┘
+//!                                                └─hold─▶ stays, durably ─make_anew─▶ the disk holds exactly that again
 //! ```
+//!
+//! The memory of a save is stored by the same store, as a chain: a flat file and layers over it. A save owns, by its
+//! [name](SaveName), what was sealed, held and stored for it, until it is forgotten.
 //!
 //! | implementation | a disk is | a base is | needs |
 //! |---|---|---|---|
@@ -26,6 +31,7 @@ use crate::stage::Cause;
 use crate::view::{Collected, Waiting};
 use aenv_protocol::ids::{SandboxId, TemplateId};
 use aenv_storage::block_service::LayerRef;
+use aenv_vmm::CaptureBase;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -69,6 +75,49 @@ pub(crate) struct CaptureName {
     pub(crate) key: String,
 }
 
+/// The state a VM was saved in by its `number`-th pause, as those who store its disk and memory call it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct SaveName {
+    /// Whose state.
+    pub(crate) vm: SandboxId,
+    /// Never used twice for one VM.
+    pub(crate) number: u64,
+}
+
+/// What the memory of a VM consists of.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MemoryChain {
+    /// A flat file at the bottom; zeros when there is none.
+    pub(crate) image: Option<PathBuf>,
+    /// Layers over it, bottom to top.
+    pub(crate) layers: Vec<PathBuf>,
+}
+
+/// What the memory of a save is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MemoryParts {
+    /// Memory as of the previous save: what the new layer is to lie on, if it can.
+    pub(crate) below: MemoryChain,
+    /// What the VMM was started from.
+    pub(crate) start: MemoryChain,
+    /// A flat sparse file; its data extents are the changed pages, zero pages among them are data.
+    pub(crate) changes: PathBuf,
+    /// What the changes are to be laid over: [`Start`](CaptureBase::Start) means `start`,
+    /// [`PreviousCapture`](CaptureBase::PreviousCapture) means `below`, [`Nothing`](CaptureBase::Nothing) that they are whole.
+    pub(crate) base: CaptureBase,
+    /// Size of the memory.
+    pub(crate) bytes: u64,
+}
+
+/// The memory of a save as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MemoryLayer {
+    /// All of it.
+    pub(crate) chain: MemoryChain,
+    /// What was stored for this save alone.
+    pub(crate) stored_bytes: u64,
+}
+
 /// A store of disks.
 #[async_trait]
 pub(crate) trait Disks: Send + Sync + 'static {
@@ -94,6 +143,26 @@ pub(crate) trait Disks: Send + Sync + 'static {
 
     /// Removes what belongs to a capture outside of its directory. No error when there is nothing.
     async fn forget_capture(&self, capture: &CaptureName) -> Result<(), Cause>;
+
+    /// What the disk of a VM holds now, whose guest stands still: nothing is copied, nothing is durable. It stays readable
+    /// until the disk is removed and the save forgotten. May be asked again, as long as the guest has not run since.
+    async fn seal(&self, save: &SaveName) -> Result<Base, Cause>;
+
+    /// Keeps what was sealed for a save stored, whatever becomes of the disk; durable when it returns.
+    async fn hold(&self, save: &SaveName, base: &Base) -> Result<(), Cause>;
+
+    /// Makes the disk of a VM hold exactly `base`: what was written since is dropped. No VMM uses the disk. Tells what the
+    /// next one is to open.
+    async fn make_anew(&self, vm: &SandboxId, base: &Base, bytes: u64) -> Result<PathBuf, Cause>;
+
+    /// Stores the memory of a save; durable when it returns.
+    async fn store_memory(&self, save: &SaveName, parts: &MemoryParts) -> Result<MemoryLayer, Cause>;
+
+    /// A file with all of the memory of a save, of `bytes`, to be mapped by a VMM. It stays until the save is forgotten.
+    async fn memory_image(&self, save: &SaveName, chain: &MemoryChain, bytes: u64) -> Result<PathBuf, Cause>;
+
+    /// Removes what is stored for a save and needed by nothing else. No error when there is nothing.
+    async fn forget_save(&self, save: &SaveName) -> Result<(), Cause>;
 
     /// What the guest of a VM waits for when it uses its disk.
     async fn waiting(&self, vm: &SandboxId) -> Result<Option<Waiting>, Cause>;

@@ -1,24 +1,30 @@
 //! Disks as files that share blocks with what they were made of.
 //!
-//! Owns the files `disk.ext4` in the directories of sandboxes and captures, and the images of templates.
+//! Owns the files `disk.ext4` in the directories of sandboxes, captures and saves, the files `memory` of saves, and the
+//! images of templates. The memory of a save is one flat file, a copy of what it is laid over that shares its blocks: there
+//! are no layers.
 
-use super::copy::{clone_blocking, failed};
-use super::{Base, CaptureName, Disks};
+use super::copy::{clone_blocking, data_extents, failed};
+use super::{Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, SaveName};
 use crate::data_dir::DataDir;
 use crate::settings::{DiskCopies, StartError};
 use crate::stage::Cause;
 use crate::view::{Collected, Waiting};
 use aenv_protocol::ids::SandboxId;
 use aenv_storage::StorageError;
+use aenv_vmm::CaptureBase;
 use async_trait::async_trait;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 /// Name of the file in the directory of a capture.
 const CAPTURED: &str = "disk.ext4";
+
+/// Name of the file in the directory of a save.
+const MEMORY: &str = "memory";
 
 /// Makes disks in a data directory.
 pub(crate) struct ReflinkDisks {
@@ -29,6 +35,10 @@ pub(crate) struct ReflinkDisks {
 impl ReflinkDisks {
     pub(crate) fn new(dir: DataDir, copies: DiskCopies) -> Self {
         Self { dir, copies }
+    }
+
+    fn saved(&self, save: &SaveName, file: &str) -> PathBuf {
+        self.dir.sandbox_save(&save.vm, save.number).join(file)
     }
 }
 
@@ -48,13 +58,7 @@ impl Disks for ReflinkDisks {
     }
 
     async fn make(&self, vm: &SandboxId, base: &Base, bytes: u64) -> Result<PathBuf, Cause> {
-        let base = match base {
-            Base::File(path) => path.clone(),
-            Base::Layers(_) => {
-                let reason = "its base is kept by the block service, which this node does not use";
-                return Err(Cause::Unexpected(reason.to_owned()));
-            }
-        };
+        let base = file_of(base)?;
         let (path, copies) = (self.dir.sandbox_disk(vm), self.copies);
         blocking(move || {
             remove(&path)?;
@@ -95,6 +99,51 @@ impl Disks for ReflinkDisks {
         Ok(())
     }
 
+    async fn seal(&self, save: &SaveName) -> Result<Base, Cause> {
+        let (from, to, copies) = (self.dir.sandbox_disk(&save.vm), self.saved(save, CAPTURED), self.copies);
+        blocking(move || {
+            remove(&to)?;
+            clone_blocking(&from, &to, copies)?;
+            Ok(Base::File(to))
+        })
+        .await
+    }
+
+    async fn hold(&self, _: &SaveName, base: &Base) -> Result<(), Cause> {
+        let path = file_of(base)?;
+        blocking(move || sync(&path)).await
+    }
+
+    async fn make_anew(&self, vm: &SandboxId, base: &Base, bytes: u64) -> Result<PathBuf, Cause> {
+        self.make(vm, base, bytes).await
+    }
+
+    async fn store_memory(&self, save: &SaveName, parts: &MemoryParts) -> Result<MemoryLayer, Cause> {
+        let base = match parts.base {
+            CaptureBase::Nothing => None,
+            CaptureBase::Start => flat(&parts.start)?,
+            CaptureBase::PreviousCapture => flat(&parts.below)?,
+        };
+        let (changes, bytes) = (parts.changes.clone(), parts.bytes);
+        let (to, copies) = (self.saved(save, MEMORY), self.copies);
+        blocking(move || {
+            remove(&to)?;
+            let stored_bytes = lay_over(base.as_deref(), &changes, &to, bytes, copies)?;
+            sync(&to)?;
+            Ok(MemoryLayer { chain: MemoryChain { image: Some(to), layers: Vec::new() }, stored_bytes })
+        })
+        .await
+    }
+
+    async fn memory_image(&self, save: &SaveName, chain: &MemoryChain, _: u64) -> Result<PathBuf, Cause> {
+        flat(chain)?.ok_or_else(|| Cause::Unexpected(format!("save {} has no memory", save.number)))
+    }
+
+    async fn forget_save(&self, save: &SaveName) -> Result<(), Cause> {
+        let paths = [self.saved(save, CAPTURED), self.saved(save, MEMORY)];
+        blocking(move || paths.iter().try_for_each(|path| remove(path))).await
+    }
+
     /// Files do not wait: the VMM is told that there is no room.
     async fn waiting(&self, _: &SandboxId) -> Result<Option<Waiting>, Cause> {
         Ok(None)
@@ -129,6 +178,66 @@ impl Disks for ReflinkDisks {
         })
         .await
     }
+}
+
+fn file_of(base: &Base) -> Result<PathBuf, Cause> {
+    match base {
+        Base::File(path) => Ok(path.clone()),
+        Base::Layers(_) => Err(of_the_service("its base is")),
+    }
+}
+
+/// The only file of a memory; none when it is all zeros.
+fn flat(chain: &MemoryChain) -> Result<Option<PathBuf>, Cause> {
+    if chain.layers.is_empty() {
+        Ok(chain.image.clone())
+    } else {
+        Err(of_the_service("layers of its memory are"))
+    }
+}
+
+fn of_the_service(what: &str) -> Cause {
+    Cause::Unexpected(format!("{what} kept by the block service, which this node does not use"))
+}
+
+/// Makes `to` a copy of `base` with the data of `changes` over it; tells how much that was.
+fn lay_over(
+    base: Option<&Path>,
+    changes: &Path,
+    to: &Path,
+    bytes: u64,
+    copies: DiskCopies,
+) -> Result<u64, StorageError> {
+    if let Some(base) = base {
+        clone_blocking(base, to, copies)?;
+    }
+    let open = || File::options().write(true).create(true).truncate(false).open(to);
+    let file = open().map_err(|error| failed("make", to, error))?;
+    file.set_len(bytes).map_err(|error| failed("size", to, error))?;
+    let from = File::open(changes).map_err(|error| failed("open", changes, error))?;
+    let extents = data_extents(&from).map_err(|error| failed("read", changes, error))?;
+    let mut stored = 0;
+    let mut buffer = vec![0; 1 << 18];
+    for extent in extents {
+        let mut offset = extent.start;
+        while offset < extent.end {
+            let length = usize::try_from(extent.end - offset).unwrap_or(usize::MAX).min(buffer.len());
+            let part = &mut buffer[..length];
+            from.read_exact_at(part, offset).map_err(|error| failed("read", changes, error))?;
+            file.write_all_at(part, offset).map_err(|error| failed("write", to, error))?;
+            offset += length as u64;
+        }
+        stored += extent.end - extent.start;
+    }
+    Ok(stored)
+}
+
+/// Makes a file and its name durable.
+fn sync(path: &Path) -> Result<(), StorageError> {
+    let fail = |error| failed("sync", path, error);
+    File::open(path).and_then(|file| file.sync_all()).map_err(fail)?;
+    let directory = path.parent().ok_or_else(|| fail(ErrorKind::InvalidInput.into()))?;
+    File::open(directory).and_then(|directory| directory.sync_all()).map_err(fail)
 }
 
 /// Finds out whether files can share their blocks.
@@ -199,6 +308,71 @@ mod tests {
         disks.remove(&second).await.unwrap();
         disks.remove(&second).await.unwrap();
         assert!(!child.exists());
+    }
+
+    #[tokio::test]
+    async fn a_save_is_kept_whatever_is_written_and_the_disk_can_be_made_of_it_again() {
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = DataDir::open(temporary.path()).unwrap();
+        let disks = ReflinkDisks::new(dir.clone(), DiskCopies::FullCopyAllowed);
+        let save = SaveName { vm: id("ia"), number: 1 };
+        std::fs::create_dir_all(dir.sandbox_save(&save.vm, 1)).unwrap();
+        let disk = dir.sandbox_disk(&save.vm);
+        std::fs::write(&disk, "as saved").unwrap();
+        let sealed = disks.seal(&save).await.unwrap();
+        assert_eq!(disks.seal(&save).await.unwrap(), sealed, "it may be asked again");
+        disks.hold(&save, &sealed).await.unwrap();
+        std::fs::write(&disk, "and written since").unwrap();
+        for _ in 0..2 {
+            let path = disks.make_anew(&save.vm, &sealed, 1).await.unwrap();
+            assert_eq!(std::fs::read(path).unwrap(), b"as saved");
+        }
+        disks.forget_save(&save).await.unwrap();
+        disks.forget_save(&save).await.unwrap();
+        assert_eq!(std::fs::read_dir(dir.sandbox_save(&save.vm, 1)).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn memory_is_laid_over_what_its_changes_belong_to() {
+        const PAGE: u64 = 4096;
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = DataDir::open(temporary.path()).unwrap();
+        let disks = ReflinkDisks::new(dir.clone(), DiskCopies::FullCopyAllowed);
+        let save = SaveName { vm: id("ia"), number: 3 };
+        std::fs::create_dir_all(dir.sandbox_save(&save.vm, 3)).unwrap();
+        let file = |name: &str, pages: &[(u64, u8)]| {
+            let path = temporary.path().join(name);
+            let file = File::create(&path).unwrap();
+            file.set_len(4 * PAGE).unwrap();
+            for (page, value) in pages {
+                file.write_all_at(&[*value; PAGE as usize], page * PAGE).unwrap();
+            }
+            path
+        };
+        let chain = |path: PathBuf| MemoryChain { image: Some(path), layers: Vec::new() };
+        let parts = |base| MemoryParts {
+            below: chain(file("below", &[(0, 1), (1, 1), (2, 1)])),
+            start: chain(file("start", &[(0, 2), (1, 2), (2, 2)])),
+            // The zeros of page 1 are data.
+            changes: file("changes", &[(1, 0), (3, 9)]),
+            base,
+            bytes: 4 * PAGE,
+        };
+        let wanted = [
+            (CaptureBase::Nothing, [0, 0, 0, 9]),
+            (CaptureBase::Start, [2, 0, 2, 9]),
+            (CaptureBase::PreviousCapture, [1, 0, 1, 9]),
+        ];
+        for (base, pages) in wanted {
+            let layer = disks.store_memory(&save, &parts(base)).await.unwrap();
+            assert_eq!(layer.stored_bytes, 2 * PAGE);
+            let image = disks.memory_image(&save, &layer.chain, 4 * PAGE).await.unwrap();
+            let content = std::fs::read(image).unwrap();
+            let seen: Vec<_> = content.chunks(PAGE as usize).map(|page| page[0]).collect();
+            assert_eq!(seen, pages, "{base:?}");
+        }
+        let layered = MemoryChain { image: None, layers: vec![PathBuf::from("layer")] };
+        assert!(disks.memory_image(&save, &layered, PAGE).await.is_err());
     }
 
     #[tokio::test]
