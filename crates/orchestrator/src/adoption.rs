@@ -17,6 +17,7 @@ use crate::node::Node;
 use crate::pause::GrowingPause;
 use crate::sandbox_task::loss_cause;
 use crate::stage::{Cause, timed};
+use crate::vm::Vm;
 use aenv_network::{NetworkError, Slot};
 use aenv_vmm::{Machine, VmmError};
 use std::pin::Pin;
@@ -35,6 +36,37 @@ pub(crate) struct Held {
     pub(crate) machine: Option<Arc<dyn Machine>>,
     /// The guest was found stopped, and has not been told the time since.
     stood_still: bool,
+}
+
+impl Held {
+    /// Of a VM of this process whose guest may stand still.
+    pub(crate) fn of_stopped(vm: &Vm) -> Self {
+        Self { slot: vm.slot.clone(), machine: vm.machine.clone(), stood_still: true }
+    }
+
+    /// Its guest may not have been told the time since it runs again.
+    pub(crate) fn of_guest_that_stood_still(self) -> Self {
+        Self { stood_still: true, ..self }
+    }
+}
+
+/// The VM of a sandbox that is paused or was being resumed, as it is, and whether its guest runs; none when it is gone.
+pub(crate) async fn find(node: &Node, record: &VmRecord) -> Result<Option<(Held, bool)>, Cause> {
+    if record.process.is_none() {
+        return Ok(None);
+    }
+    let found = async {
+        let slot = take_slot(node, record).await?;
+        let machine = take_machine(node, record, &slot).await?;
+        let running = timed(node.settings.deadlines.step, machine.is_running()).await.0;
+        let running = running.map_err(Trouble::NotNow)?;
+        Ok((Held { slot: Some(slot), machine: Some(machine), stood_still: false }, running))
+    };
+    match found.await {
+        Ok(found) => Ok(Some(found)),
+        Err(Trouble::Lost(_)) => Ok(None),
+        Err(Trouble::NotNow(cause)) => Err(cause),
+    }
 }
 
 /// Why a sandbox was not adopted.

@@ -1,4 +1,4 @@
-//! Removes what a VM leaves: its process, its network, its disk, its directory, its journal row, in this order.
+//! Removes what a VM leaves: its process, its network, its saves, its disk, its directory, its journal row, in this order.
 //!
 //! Every step may be repeated, and is until it succeeds: an error is logged, tried again with growing pauses, and for as
 //! long as anything is left the row stays in the journal, so that the next process goes on where this one was killed.
@@ -6,6 +6,7 @@
 use crate::lifecycle::{self, Event, Phase};
 use crate::node::Node;
 use crate::pause::GrowingPause;
+use crate::saving;
 use crate::stage::{Cause, timed};
 use crate::vm::{Vm, file_error};
 use aenv_network::SlotName;
@@ -22,12 +23,18 @@ pub(crate) struct Remains {
     id: SandboxId,
     machine: Option<Arc<dyn Machine>>,
     slot: Option<SlotName>,
+    saves: Vec<u64>,
 }
 
 impl Remains {
     /// Of a VM, of this process or an earlier one.
     pub(crate) fn of_vm(vm: &Vm) -> Self {
-        Self { id: vm.record.id.clone(), machine: vm.machine.clone(), slot: vm.record.slot.clone() }
+        Self {
+            id: vm.record.id.clone(),
+            machine: vm.machine.clone(),
+            slot: vm.record.slot.clone(),
+            saves: vm.record.saves.numbers(),
+        }
     }
 }
 
@@ -60,6 +67,9 @@ async fn attempt(node: &Node, remains: &Remains, row: Row) -> Result<(), Cause> 
     end_process(node, remains).await?;
     if let Some(slot) = &remains.slot {
         timed(node.settings.deadlines.step, node.parts.slots.release(slot)).await.0?;
+    }
+    for number in &remains.saves {
+        saving::forget(node, &remains.id, *number).await?;
     }
     timed(node.settings.deadlines.step, node.disks.remove(&remains.id)).await.0?;
     let directory = node.dir.sandbox(&remains.id);

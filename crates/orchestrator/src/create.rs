@@ -80,7 +80,11 @@ async fn run(
                         killers.push(reply);
                     }
                     // Dropping the reply says that there is no such sandbox yet.
-                    Command::SetTimeout(..) | Command::Extend(..) | Command::Pause(..) | Command::Resume(..) => {}
+                    Command::SetTimeout(..)
+                    | Command::Extend(..)
+                    | Command::Pause(..)
+                    | Command::Resume(..)
+                    | Command::Release(..) => {}
                 },
             }
         }

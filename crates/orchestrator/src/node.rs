@@ -3,7 +3,7 @@
 use crate::admission::Admission;
 use crate::data_dir::DataDir;
 use crate::disks::Disks;
-use crate::journal::{Journal, VmRecord};
+use crate::journal::{Journal, MemoryBinding, VmRecord};
 use crate::settings::{Parts, Settings};
 use crate::table::SandboxTable;
 use crate::template::Template;
@@ -26,6 +26,8 @@ pub(crate) struct Node {
     pub(crate) table: SandboxTable,
     /// Read once, at the start.
     pub(crate) templates: Vec<Arc<Template>>,
+    /// What memory is made with here.
+    pub(crate) binding: MemoryBinding,
     pub(crate) admission: Admission,
     /// Cancelled when the node shuts down.
     pub(crate) stopping: CancellationToken,

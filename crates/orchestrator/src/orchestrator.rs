@@ -124,6 +124,15 @@ impl Orchestrator {
         self.ask(id, |reply| Command::Resume(request, reply)).await
     }
 
+    /// Ends the VMM that stands by for a paused sandbox, whose memory and network are free then: the next resume starts another
+    /// one from what was saved. No error when there is none.
+    ///
+    /// # Errors
+    /// When the sandbox is not paused, or its VMM cannot be ended: that is tried again.
+    pub async fn release(&self, id: &SandboxId) -> Result<(), Error> {
+        self.ask(id, Command::Release).await
+    }
+
     /// How to reach a sandbox, if it runs.
     #[must_use]
     pub fn route(&self, id: &SandboxId) -> Option<Route> {

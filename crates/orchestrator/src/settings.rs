@@ -57,6 +57,10 @@ pub struct Deadlines {
     pub queue: Duration,
     /// How long a booted guest is left alone before its capture, so that its start-up work is done.
     pub settle: Duration,
+    /// The guest daemon's flush of everything that was written, before a pause.
+    pub sync: Duration,
+    /// Writing a guest's memory to a file, or making a layer of that: it depends on its size.
+    pub memory: Duration,
 }
 
 impl Default for Deadlines {
@@ -68,6 +72,8 @@ impl Default for Deadlines {
             step: Duration::from_secs(60),
             queue: Duration::from_secs(30),
             settle: Duration::from_millis(500),
+            sync: Duration::from_secs(5),
+            memory: Duration::from_secs(300),
         }
     }
 }
@@ -94,6 +100,11 @@ pub struct Settings {
     pub max_timeout: Duration,
     /// Creates are refused while the data directory has fewer bytes free than this.
     pub min_free_bytes: u64,
+    /// How long the stopped VMM of a paused sandbox is kept, so that a resume only has to let it run.
+    pub hot_for: Duration,
+    /// A VMM without a log of writes hands over all that was written since it was started. When that is more, it is not kept
+    /// after the pause: the next one begins with nothing written.
+    pub fresh_after_bytes: u64,
     /// How disks are stored.
     pub disks: DiskSettings,
     /// Limits of the steps.
@@ -114,6 +125,8 @@ impl Settings {
             max_starting: 3,
             max_timeout: Duration::from_secs(24 * 3600),
             min_free_bytes: 512 << 20,
+            hot_for: Duration::from_secs(600),
+            fresh_after_bytes: 256 << 20,
             disks: DiskSettings::Reflink(DiskCopies::ReflinkOnly),
             deadlines: Deadlines::default(),
         }

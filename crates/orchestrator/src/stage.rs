@@ -35,7 +35,7 @@ pub(crate) enum Cause {
     Hung(Duration),
     #[error("{0}")]
     NoCapacity(String),
-    #[error("the sandbox was killed while it was being made")]
+    #[error("the sandbox was killed in the meantime")]
     Cancelled,
     #[error("{0}")]
     Unexpected(String),

@@ -5,7 +5,7 @@ use crate::admission::Admission;
 use crate::data_dir::DataDir;
 use crate::disks::{self, Disks};
 use crate::garbage;
-use crate::journal::{Journal, VmRecord};
+use crate::journal::{Journal, MemoryBinding, VmRecord};
 use crate::node::Node;
 use crate::pause::GrowingPause;
 use crate::recovery;
@@ -54,7 +54,8 @@ async fn assemble(
     disks: Arc<dyn Disks>,
     journal: Journal,
 ) -> Result<Arc<Node>, StartError> {
-    let templates = read_templates(&settings, &parts, &dir, disks.kind()).await?;
+    let binding = digest(&settings, &parts).await?;
+    let templates = read_templates(&settings, &binding, &dir, disks.kind()).await?;
     let unreadable = |error: crate::journal::JournalError| StartError::Journal {
         path: dir.journal(),
         reason: error.to_string(),
@@ -71,6 +72,7 @@ async fn assemble(
         journal,
         table: SandboxTable::default(),
         templates,
+        binding,
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),
         lifecycles: AtomicU64::new(1),
@@ -118,29 +120,37 @@ fn check(settings: &Settings) -> Result<(), StartError> {
     Ok(())
 }
 
+fn unusable(action: &'static str, path: &Path, error: &std::io::Error) -> StartError {
+    StartError::DataDir { action, path: path.to_owned(), reason: error.to_string() }
+}
+
+/// What memory is made with on this node.
+async fn digest(settings: &Settings, parts: &Parts) -> Result<MemoryBinding, StartError> {
+    let (guest, vmm) = (settings.guest.clone(), parts.vmm.identity().clone());
+    let sha256 = |path: &Path| template::sha256(path).map_err(|error| unusable("read", path, &error));
+    blocking(move || {
+        let (kernel_sha256, initramfs_sha256) = (sha256(&guest.kernel)?, sha256(&guest.initramfs)?);
+        Ok(MemoryBinding { vmm, kernel_sha256, initramfs_sha256 })
+    })
+    .await
+}
+
 async fn read_templates(
     settings: &Settings,
-    parts: &Parts,
+    binding: &MemoryBinding,
     dir: &DataDir,
     disks: &'static str,
 ) -> Result<Vec<Arc<Template>>, StartError> {
-    let (guest, dir) = (settings.guest.clone(), dir.clone());
+    let (dir, binding) = (dir.clone(), binding.clone());
     let standbys = Targets { hot: settings.standbys, warm: settings.warm };
-    let identity = parts.vmm.identity().clone();
     blocking(move || {
-        let fail = |action, path: &Path, error: std::io::Error| StartError::DataDir {
-            action,
-            path: path.to_owned(),
-            reason: error.to_string(),
-        };
+        let MemoryBinding { vmm, kernel_sha256, initramfs_sha256 } = &binding;
+        let fail = |action, path: &Path, error: std::io::Error| unusable(action, path, &error);
         let files = template::read_all(&dir).map_err(|error| fail("read", &dir.templates(), error))?;
-        let kernel = template::sha256(&guest.kernel).map_err(|error| fail("read", &guest.kernel, error))?;
-        let initramfs =
-            template::sha256(&guest.initramfs).map_err(|error| fail("read", &guest.initramfs, error))?;
         let mut templates = Vec::new();
         for file in files {
             let path = dir.template(&file.id);
-            let key = template::capture_key(&file, &identity, disks, &kernel, &initramfs)
+            let key = template::capture_key(&file, vmm, disks, kernel_sha256, initramfs_sha256)
                 .map_err(|error| fail("describe", &path, error))?;
             let image = template::find_image(&dir, &file)
                 .map_err(|error| fail("read", &dir.image(&file.rootfs_sha256), error))?;

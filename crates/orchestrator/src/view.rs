@@ -133,6 +133,8 @@ pub struct SavedView {
     pub stopped: Duration,
     /// Whether all that the guest had written was flushed to the disk.
     pub flushed: bool,
+    /// Why this is not the last state that the sandbox had; none when it is.
+    pub fallback: Option<LossCause>,
 }
 
 /// How ready the thing was that served a create.

@@ -3,9 +3,10 @@
 //! Each step notes in the journal what the next one will make. A step that fails leaves the rest to
 //! [`clearing`](crate::clearing), which needs to know only this value.
 
-use crate::disks::Base;
+use crate::clearing::{self, Remains};
+use crate::disks::{Base, SaveName};
 use crate::guest_channel::GuestChannel;
-use crate::journal::{Role, VmRecord};
+use crate::journal::{Present, Role, Saves, VmRecord};
 use crate::lifecycle::{self, Event, Phase};
 use crate::node::Node;
 use crate::stage::{Cause, Failure, Stages, timed};
@@ -15,6 +16,7 @@ use aenv_vmm::{Machine, MachineSpec};
 use std::sync::Arc;
 
 /// A VM and what was made for it so far.
+#[derive(Clone)]
 pub(crate) struct Vm {
     /// As it is, or is about to be, in the journal.
     pub(crate) record: VmRecord,
@@ -157,7 +159,29 @@ impl Vm {
             .ok_or_else(|| Failure::new(stage, Cause::Unexpected("it has no VMM yet".to_owned())))
     }
 
-    async fn note(&self, node: &Node) -> Result<(), Failure> {
+    /// Ends the VMM and releases the network of a sandbox that is paused, or about to be again: its disk and saves stay.
+    pub(crate) async fn release(&mut self, node: &Node) -> Result<(), Cause> {
+        clearing::end_process(node, &Remains::of_vm(self)).await?;
+        self.machine = None;
+        if let Some(slot) = &self.record.slot {
+            timed(node.settings.deadlines.step, node.parts.slots.release(slot)).await.0?;
+        }
+        self.slot = None;
+        let mut record = self.record.clone();
+        (record.slot, record.process, record.present) = (None, None, Present::default());
+        record.saves.drop_unneeded(&record.present);
+        node.journal.put(&record).await?;
+        self.record = record;
+        Ok(())
+    }
+
+    /// What those who store it call the save of this number.
+    pub(crate) fn save_name(&self, number: u64) -> SaveName {
+        SaveName { vm: self.record.id.clone(), number }
+    }
+
+    /// Journals the record as it is.
+    pub(crate) async fn note(&self, node: &Node) -> Result<(), Failure> {
         node.journal.put(&self.record).await.map_err(|error| Failure::new("journal", error))
     }
 }
@@ -184,6 +208,8 @@ pub(crate) fn new_record(
         process: None,
         tenancy: None,
         loss: None,
+        saves: Saves::default(),
+        present: Present::default(),
     }
 }
 

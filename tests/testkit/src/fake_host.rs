@@ -37,6 +37,7 @@ pub enum Operation {
     Sweep,
     Health,
     Init,
+    Sync,
 }
 
 /// How a call goes wrong.
@@ -228,6 +229,22 @@ impl FakeHost {
         if let Some(process) = self.process(name) {
             process.run(running).expect("a VM with a guest");
         }
+    }
+
+    /// Lets the guest of a VM write a byte over a page of its memory, and the same over a block of its disk.
+    ///
+    /// # Panics
+    /// When there is no such VM, its guest does not run, or its disk cannot be written: the test is wrong.
+    pub fn write(&self, name: &str, page: u64, value: u8) {
+        self.process(name).expect("a VM of that name").write(page, value);
+    }
+
+    /// What the guest of a VM has in a page of its memory and in the same block of its disk.
+    ///
+    /// # Panics
+    /// As [`Self::write`].
+    pub fn read(&self, name: &str, page: u64) -> (u8, u8) {
+        self.process(name).expect("a VM of that name").read(page)
     }
 
     /// Lets connections to `port` of a guest arrive at `address`. False when there is no such VM.

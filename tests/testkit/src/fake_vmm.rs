@@ -1,7 +1,11 @@
 //! A VMM in memory whose guests answer `/health` and `/init` over real TCP.
 //!
+//! Captures are real files of a few pages. A driver either keeps a log of writes, as Firecracker does, or hands over all that
+//! was written since the start, as QEMU does.
+//!
 //! A guest answers only while its vCPUs run. VMs live in the [`FakeHost`], not here: dropping this changes nothing.
 
+mod memory;
 pub(crate) mod process;
 
 use crate::fake_host::{FakeHost, Operation};
@@ -19,6 +23,7 @@ use std::time::Duration;
 pub struct FakeVmm {
     host: Arc<FakeHost>,
     identity: Identity,
+    keeps_log: bool,
 }
 
 impl FakeVmm {
@@ -37,13 +42,20 @@ impl FakeVmm {
             accelerator: "tcg".to_owned(),
             cpu_model: "fake".to_owned(),
         };
-        Self { host, identity }
+        Self { host, identity, keeps_log: false }
+    }
+
+    /// One whose machines hand over what was written since their previous capture.
+    #[must_use]
+    pub fn keeping_log(self) -> Self {
+        Self { keeps_log: true, ..self }
     }
 
     async fn start(
         &self,
         operation: Operation,
         guest: Guest,
+        image: Option<&Path>,
         placement: Placement,
     ) -> Result<Box<dyn Machine>, VmmError> {
         let start_error =
@@ -55,14 +67,14 @@ impl FakeVmm {
         if self.host.process(&placement.name).is_some() {
             return Err(start_error("a VM of that name runs".to_owned()));
         }
-        let process = FakeProcess::start(&self.host, &placement, guest)
+        let process = FakeProcess::start(&self.host, &placement, guest, image)
             .map_err(|source| VmmError::Io { context: "starting a fake guest".to_owned(), source })?;
         self.host.add(Arc::clone(&process));
         if call.is_fatal() {
             self.host.end(&process, planned_death());
         }
         call.reply().await;
-        Ok(Box::new(FakeMachine { host: Arc::clone(&self.host), process }))
+        Ok(Box::new(FakeMachine { host: Arc::clone(&self.host), process, keeps_log: self.keeps_log }))
     }
 }
 
@@ -81,7 +93,7 @@ impl Vmm for FakeVmm {
     }
 
     async fn boot(&self, _spec: &MachineSpec, placement: Placement) -> Result<Box<dyn Machine>, VmmError> {
-        self.start(Operation::Boot, Guest::Running, placement).await
+        self.start(Operation::Boot, Guest::Running, None, placement).await
     }
 
     async fn prepare(
@@ -93,7 +105,7 @@ impl Vmm for FakeVmm {
         for path in [&capture.memory, &capture.state] {
             exists(path).map_err(|reason| VmmError::Start { program: "fake VMM".to_owned(), reason })?;
         }
-        self.start(Operation::Restore, Guest::None, placement).await
+        self.start(Operation::Restore, Guest::None, Some(&capture.memory), placement).await
     }
 
     async fn adopt(
@@ -120,7 +132,7 @@ impl Vmm for FakeVmm {
                 },
             )?;
         call.reply().await;
-        Ok(Box::new(FakeMachine { host: Arc::clone(&self.host), process }))
+        Ok(Box::new(FakeMachine { host: Arc::clone(&self.host), process, keeps_log: self.keeps_log }))
     }
 
     async fn reap_strays(&self, prefix: &str, keep: &[String]) -> Result<Vec<String>, VmmError> {
@@ -146,6 +158,7 @@ impl Vmm for FakeVmm {
 struct FakeMachine {
     host: Arc<FakeHost>,
     process: Arc<FakeProcess>,
+    keeps_log: bool,
 }
 
 impl FakeMachine {
@@ -170,6 +183,34 @@ impl FakeMachine {
         }
         call.reply().await;
         Ok(())
+    }
+
+    async fn write_capture(
+        &self,
+        into: &CaptureFiles,
+        memory: impl FnOnce(&FakeProcess) -> std::io::Result<(CaptureBase, u64)> + Send,
+    ) -> Result<CaptureReport, VmmError> {
+        let mut written = Err(std::io::Error::other("the machine runs"));
+        self.command(Operation::Capture, |process| {
+            if !process.is_running() {
+                written = memory(process).and_then(|done| {
+                    std::fs::write(&into.state, b"state")?;
+                    Ok(done)
+                });
+            }
+            Ok(())
+        })
+        .await?;
+        let (base, changed_pages) = written
+            .map_err(|source| VmmError::Io { context: "writing a fake capture".to_owned(), source })?;
+        Ok(CaptureReport {
+            base,
+            changed_pages,
+            zero_pages: 0,
+            state_bytes: 5,
+            state_time: Duration::ZERO,
+            memory_time: Duration::ZERO,
+        })
     }
 }
 
@@ -202,29 +243,23 @@ impl Machine for FakeMachine {
     }
 
     async fn capture(&self, into: &CaptureFiles) -> Result<CaptureReport, VmmError> {
-        let mut written = Ok(());
-        self.command(Operation::Capture, |process| {
-            written = if process.is_running() {
-                Err(std::io::Error::other("the machine runs"))
-            } else {
-                std::fs::write(&into.memory, b"memory").and_then(|()| std::fs::write(&into.state, b"state"))
-            };
-            Ok(())
+        self.write_capture(into, |process| {
+            Ok((CaptureBase::Nothing, process.memory().capture(&into.memory)?))
         })
-        .await?;
-        written.map_err(|source| VmmError::Io { context: "writing a fake capture".to_owned(), source })?;
-        Ok(CaptureReport {
-            base: CaptureBase::Nothing,
-            changed_pages: 1,
-            zero_pages: 0,
-            state_bytes: 5,
-            state_time: Duration::ZERO,
-            memory_time: Duration::ZERO,
-        })
+        .await
     }
 
     async fn capture_changes(&self, into: &CaptureFiles) -> Result<CaptureReport, VmmError> {
-        Ok(CaptureReport { base: CaptureBase::Start, ..self.capture(into).await? })
+        let keeps_log = self.keeps_log;
+        let write = |process: &FakeProcess| {
+            let mut memory = process.memory();
+            let base = match keeps_log && memory.was_captured() {
+                true => CaptureBase::PreviousCapture,
+                false => CaptureBase::Start,
+            };
+            Ok((base, memory.capture_changes(&into.memory, keeps_log)?))
+        };
+        self.write_capture(into, write).await
     }
 
     async fn kill(&self) -> Result<Exit, VmmError> {

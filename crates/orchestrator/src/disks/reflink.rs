@@ -4,7 +4,7 @@
 //! images of templates. The memory of a save is one flat file, a copy of what it is laid over that shares its blocks: there
 //! are no layers.
 
-use super::copy::{clone_blocking, data_extents, failed};
+use super::copy::{clone_blocking, copy_extents, failed};
 use super::{Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, SaveName};
 use crate::data_dir::DataDir;
 use crate::settings::{DiskCopies, StartError};
@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::ErrorKind;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// Name of the file in the directory of a capture.
@@ -215,21 +215,7 @@ fn lay_over(
     let file = open().map_err(|error| failed("make", to, error))?;
     file.set_len(bytes).map_err(|error| failed("size", to, error))?;
     let from = File::open(changes).map_err(|error| failed("open", changes, error))?;
-    let extents = data_extents(&from).map_err(|error| failed("read", changes, error))?;
-    let mut stored = 0;
-    let mut buffer = vec![0; 1 << 18];
-    for extent in extents {
-        let mut offset = extent.start;
-        while offset < extent.end {
-            let length = usize::try_from(extent.end - offset).unwrap_or(usize::MAX).min(buffer.len());
-            let part = &mut buffer[..length];
-            from.read_exact_at(part, offset).map_err(|error| failed("read", changes, error))?;
-            file.write_all_at(part, offset).map_err(|error| failed("write", to, error))?;
-            offset += length as u64;
-        }
-        stored += extent.end - extent.start;
-    }
-    Ok(stored)
+    copy_extents(&from, &file).map_err(|error| failed("copy the changes to", to, error))
 }
 
 /// Makes a file and its name durable.
@@ -277,6 +263,7 @@ async fn blocking<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::FileExt as _;
 
     fn id(text: &str) -> SandboxId {
         text.parse().unwrap()

@@ -1,6 +1,6 @@
-//! How the node talks to one guest: the guest daemon's `/health` and `/init` over one kept connection.
+//! How the node talks to one guest: the guest daemon's `/health`, `/init` and `/sync` over one kept connection.
 //!
-//! Owns that connection. A connection that broke is opened again once per request: both requests may be repeated.
+//! Owns that connection. A connection that broke is opened again once per request: all of them may be repeated.
 //! Never retries beyond the deadline it is given, and decides nothing about the sandbox.
 
 mod dial;
@@ -112,6 +112,11 @@ impl GuestChannel {
         let body = serde_json::to_vec(init)
             .map_err(|error| GuestError::Unreachable { request: REQUEST, reason: error.to_string() })?;
         self.call(REQUEST, Method::POST, "/init", init.access_token.as_deref(), body.into(), limit).await
+    }
+
+    /// Has the daemon flush everything that was written to the guest's disk. An older daemon refuses: it does not know how.
+    pub(crate) async fn sync(&self, token: Option<&str>, limit: Duration) -> Result<(), GuestError> {
+        self.call("POST /sync", Method::POST, "/sync", token, Bytes::new(), limit).await
     }
 
     /// Has the daemon start a shell that ends at once, and waits for its end. What comes of the shell does not matter:

@@ -9,18 +9,22 @@
 //!
 //! `role` and `phase` repeat fields of the payload so that the claim of a standby is one conditional `UPDATE`.
 //! WAL with `synchronous=NORMAL`: a commit is one `write()`, which survives the death of every process of ours; only a
-//! power cut can lose the last commits, and then the VMs are gone too.
+//! power cut can lose the last commits, and then the VMs are gone too. One commit must survive that as well: the one that
+//! says of a saved state that it is `local`. It is made with `synchronous=FULL`, which syncs the WAL, and with it all commits
+//! before.
 //!
 //! A thread of its own owns the connection (and the lock of the data directory, which must outlive it): no async thread
 //! ever waits for a disk, and the order of the calls is the order of the commits. See
 //! docs/decisions/2026-11-30-journal.md.
 
 mod record;
+mod saves;
 mod store;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use record::{Loss, Role, Tenancy, VmRecord};
+pub(crate) use saves::{MemoryBinding, Present, Save, Saves, Start, Step};
 
 use crate::data_dir::DataDirLock;
 use crate::settings::StartError;
@@ -96,6 +100,12 @@ impl Journal {
     pub(crate) async fn put(&self, record: &VmRecord) -> Result<(), JournalError> {
         let record = record.clone();
         self.run(move |store| store.put(&record)).await
+    }
+
+    /// As [`Self::put`]; survives a power cut when it returns.
+    pub(crate) async fn put_durably(&self, record: &VmRecord) -> Result<(), JournalError> {
+        let record = record.clone();
+        self.run(move |store| store.put_durably(&record)).await
     }
 
     /// Turns a standby into a sandbox that is being started; false when it is no standby (any more).

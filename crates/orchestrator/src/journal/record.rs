@@ -3,6 +3,7 @@
 //! The payload is JSON: fields may be added with `#[serde(default)]`; a change of meaning raises
 //! [`SCHEMA_VERSION`](super::SCHEMA_VERSION).
 
+use super::saves::{Present, Saves};
 use crate::error::LossCause;
 use crate::lifecycle::Phase;
 use crate::view::OnTimeout;
@@ -40,6 +41,9 @@ impl Phase {
         match self {
             Self::Starting => "starting",
             Self::Running => "running",
+            Self::Capturing => "capturing",
+            Self::Paused => "paused",
+            Self::Resuming => "resuming",
             Self::Lost => "lost",
             Self::Killing => "killing",
         }
@@ -111,4 +115,10 @@ pub(crate) struct VmRecord {
     pub(crate) tenancy: Option<Tenancy>,
     /// Of a lost sandbox only.
     pub(crate) loss: Option<Loss>,
+    /// The states it was saved in.
+    #[serde(default)]
+    pub(crate) saves: Saves,
+    /// What must be known of its present VMM to save its memory.
+    #[serde(default)]
+    pub(crate) present: Present,
 }

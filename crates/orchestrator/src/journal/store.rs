@@ -53,6 +53,13 @@ impl Store {
         Ok(())
     }
 
+    pub(super) fn put_durably(&mut self, record: &VmRecord) -> Result<(), JournalError> {
+        self.connection.pragma_update(None, "synchronous", "FULL")?;
+        let put = self.put(record);
+        self.connection.pragma_update(None, "synchronous", "NORMAL")?;
+        put
+    }
+
     pub(super) fn claim(&mut self, record: &VmRecord) -> Result<bool, JournalError> {
         let payload = serde_json::to_string(record)?;
         let changed = self

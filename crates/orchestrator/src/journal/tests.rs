@@ -19,6 +19,8 @@ fn record(id: &str, role: Role, phase: Phase) -> VmRecord {
         process: None,
         tenancy: None,
         loss: None,
+        saves: Saves::default(),
+        present: Present::default(),
     }
 }
 
@@ -77,4 +79,28 @@ async fn the_boot_is_remembered() {
     let journal = open(&dir).await.unwrap();
     assert_eq!(journal.replace_boot_id("one").await.unwrap(), None);
     assert_eq!(journal.replace_boot_id("two").await.unwrap(), Some("one".to_owned()));
+}
+
+#[tokio::test]
+async fn what_is_put_durably_is_there_like_everything_else() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = DataDir::open(temporary.path()).unwrap();
+    let journal = open(&dir).await.unwrap();
+    let mut wanted = record("i1", Role::Sandbox, Phase::Paused);
+    wanted.saves.begin();
+    journal.put_durably(&wanted).await.unwrap();
+    assert_eq!(journal.all().await.unwrap(), vec![wanted.clone()]);
+    journal.put(&record("i2", Role::Standby, Phase::Starting)).await.unwrap();
+    journal.close().await;
+    let journal = open(&dir).await.unwrap();
+    assert_eq!(journal.all().await.unwrap()[0], wanted);
+}
+
+#[test]
+fn rows_of_versions_without_saves_can_be_read() {
+    let mut value = serde_json::to_value(record("i1", Role::Sandbox, Phase::Running)).unwrap();
+    let fields = value.as_object_mut().unwrap();
+    assert!(fields.remove("saves").is_some() && fields.remove("present").is_some());
+    let read: VmRecord = serde_json::from_value(value).unwrap();
+    assert_eq!(read, record("i1", Role::Sandbox, Phase::Running));
 }

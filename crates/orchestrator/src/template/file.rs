@@ -127,6 +127,11 @@ impl Capture {
     }
 }
 
+/// The memory of the capture of `key`.
+pub(crate) fn memory_of_capture(template_dir: &Path, key: &str) -> PathBuf {
+    Capture::files_in(&Capture::directory(template_dir, key)).memory
+}
+
 /// The image of a template. One of an earlier version's layout is put where images are now.
 pub(crate) fn find_image(dir: &DataDir, file: &TemplateFile) -> Result<TemplateImage> {
     let (path, earlier) = (dir.image(&file.rootfs_sha256), dir.template(&file.id).join("rootfs.ext4"));

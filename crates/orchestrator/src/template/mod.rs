@@ -13,7 +13,8 @@ mod import;
 mod prepare;
 
 pub(crate) use file::{
-    Capture, TemplateFile, capture_key, capture_keys, find_image, read_all, remove_stale_captures, sha256,
+    Capture, TemplateFile, capture_key, capture_keys, find_image, memory_of_capture, read_all,
+    remove_stale_captures, sha256,
 };
 pub use import::{ImportError, Imported, import_template};
 pub(crate) use prepare::prepare;

@@ -15,10 +15,6 @@ use crate::vm::{Origin, Vm, file_error, new_record};
 use aenv_vmm::CaptureReport;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Time to write a guest's memory to a file.
-const CAPTURE_LIMIT: Duration = Duration::from_secs(300);
 
 /// Makes the capture and publishes it in the template's progress.
 pub(crate) async fn prepare(node: &Arc<Node>, template: &Arc<Template>) {
@@ -88,7 +84,7 @@ async fn boot_and_capture(
     }
     vm.stop(node, &mut stages).await?;
     let files = Capture::files_in(directory);
-    stages.run("capture", CAPTURE_LIMIT, vm.machine("capture")?.capture(&files)).await
+    stages.run("capture", node.settings.deadlines.memory, vm.machine("capture")?.capture(&files)).await
 }
 
 /// Waits for the guest daemon. The channel ends here, so that the capture holds no open connection.
@@ -126,7 +122,7 @@ async fn keep(
     stages.run("kill", node.settings.deadlines.step, vm.machine("kill")?.kill()).await?;
     let capture = template.capture_name();
     let kept = node.disks.keep(&vm.record.id, &capture, directory);
-    let disk = stages.run("capture", CAPTURE_LIMIT, kept).await?;
+    let disk = stages.run("capture", node.settings.deadlines.memory, kept).await?;
     let CaptureName { key, .. } = capture;
     let file = CaptureFile {
         key: key.clone(),

@@ -6,5 +6,6 @@ mod adoption;
 mod crash;
 mod faults;
 mod life;
+mod pause;
 mod warm;
 mod world;

@@ -1,8 +1,8 @@
 //! A node on a fake host, for tests that look at it from outside.
 
 use aenv_orchestrator::{
-    CreateRequest, Deadlines, DiskCopies, DiskSettings, GuestArtifacts, OnTimeout, Orchestrator, Parts,
-    Settings, StartError, TemplateState, import_template,
+    CreateRequest, Deadlines, DiskCopies, DiskSettings, Durability, GuestArtifacts, OnTimeout, Orchestrator,
+    Parts, Settings, StartError, TemplateState, import_template,
 };
 use aenv_protocol::ids::SandboxId;
 use aenv_testkit::{Counts, FakeHost, FakeSlots, FakeVmm};
@@ -19,11 +19,13 @@ pub(crate) const NOTHING: Counts = Counts { vms: 0, slots: 0 };
 pub(crate) struct World {
     pub(crate) host: Arc<FakeHost>,
     directory: tempfile::TempDir,
+    /// Whether its VMMs keep a log of writes.
+    pub(crate) keeps_log: bool,
 }
 
 impl World {
     pub(crate) fn new() -> Self {
-        let world = Self { host: FakeHost::new(), directory: tempfile::tempdir().unwrap() };
+        let world = Self { host: FakeHost::new(), directory: tempfile::tempdir().unwrap(), keeps_log: false };
         for (file, content) in [("kernel", "k"), ("initramfs", "i"), ("rootfs", "r")] {
             std::fs::write(world.path(file), content).unwrap();
         }
@@ -36,6 +38,11 @@ impl World {
         let world = Self::new();
         world.start(0).await.shutdown().await;
         world
+    }
+
+    /// As [`Self::prepared`], with VMMs that keep a log of writes, or not.
+    pub(crate) async fn prepared_with(keeps_log: bool) -> Self {
+        Self { keeps_log, ..Self::prepared().await }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -55,8 +62,9 @@ impl World {
     }
 
     pub(crate) fn parts(&self) -> Parts {
+        let vmm = FakeVmm::new(Arc::clone(&self.host));
         Parts {
-            vmm: Arc::new(FakeVmm::new(Arc::clone(&self.host))),
+            vmm: Arc::new(if self.keeps_log { vmm.keeping_log() } else { vmm }),
             slots: Arc::new(FakeSlots::new(Arc::clone(&self.host))),
         }
     }
@@ -100,6 +108,26 @@ impl World {
     pub(crate) fn sandbox_dirs(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.path("data/sandboxes")).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    /// Numbers of the saves of a sandbox of which there are files.
+    pub(crate) fn saves(&self, id: &SandboxId) -> Vec<u64> {
+        let Ok(entries) = std::fs::read_dir(self.path(&format!("data/sandboxes/{id}/captures"))) else {
+            return Vec::new();
+        };
+        let mut numbers: Vec<u64> =
+            entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    /// Waits until nothing is left to be done for the last save of a sandbox.
+    pub(crate) async fn settled(&self, node: &Orchestrator, id: &SandboxId) {
+        eventually("the saved state is durable and nothing is left to do", || {
+            let saved = node.get(id).unwrap().saved.expect("it was saved");
+            saved.durability == Durability::Local && saved.pending.is_none()
+        })
+        .await;
     }
 
     pub(crate) fn vm_name(id: &SandboxId) -> String {

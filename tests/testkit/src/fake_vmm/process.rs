@@ -1,5 +1,6 @@
-//! One fake VMM process with its guest: an HTTP server that answers while the vCPUs run.
+//! One fake VMM process with its guest: an HTTP server that answers while the vCPUs run, and a memory of a few pages.
 
+use super::memory::FakeMemory;
 use crate::fake_host::{FakeHost, Operation};
 use aenv_protocol::envd::{ENVD_PORT, InitRequest};
 use aenv_vmm::{Exit, Placement, ProcessRecord};
@@ -12,6 +13,7 @@ use hyper_util::rt::TokioIo;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::net::TcpListener;
@@ -33,6 +35,8 @@ pub(crate) enum Guest {
 pub(crate) struct FakeProcess {
     name: String,
     netns: PathBuf,
+    disk: PathBuf,
+    memory: Mutex<FakeMemory>,
     record: ProcessRecord,
     guest: watch::Sender<Guest>,
     exit: watch::Sender<Option<Exit>>,
@@ -47,6 +51,7 @@ impl FakeProcess {
         host: &Arc<FakeHost>,
         placement: &Placement,
         guest: Guest,
+        image: Option<&Path>,
     ) -> std::io::Result<Arc<Self>> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
         listener.set_nonblocking(true)?;
@@ -55,6 +60,8 @@ impl FakeProcess {
         let process = Arc::new(Self {
             name: placement.name.clone(),
             netns: placement.netns.clone(),
+            disk: placement.disk.clone(),
+            memory: Mutex::new(FakeMemory::new(image)),
             record: ProcessRecord {
                 pid: 1_000_000 + number,
                 start_time: u64::from(number),
@@ -99,6 +106,7 @@ impl FakeProcess {
         if self.guest() != Guest::None {
             return Err("it was not prepared for a capture, or has loaded it".to_owned());
         }
+        locked(&self.memory).load().map_err(|error| format!("cannot read the memory image: {error}"))?;
         self.guest.send_replace(Guest::Stopped);
         Ok(())
     }
@@ -110,6 +118,26 @@ impl FakeProcess {
         }
         self.guest.send_replace(if running { Guest::Running } else { Guest::Stopped });
         Ok(())
+    }
+
+    /// The memory of the guest.
+    pub(crate) fn memory(&self) -> MutexGuard<'_, FakeMemory> {
+        locked(&self.memory)
+    }
+
+    pub(crate) fn write(&self, page: u64, value: u8) {
+        assert!(self.is_running(), "a guest that stands still writes nothing");
+        locked(&self.memory).write(page, value);
+        let disk = std::fs::File::options().write(true).open(&self.disk).expect("the disk");
+        disk.write_all_at(&[value], page * 4096).expect("a write to the disk");
+    }
+
+    pub(crate) fn read(&self, page: u64) -> (u8, u8) {
+        let mut block = [0];
+        let disk = std::fs::File::open(&self.disk).expect("the disk");
+        // Behind its end is nothing.
+        let _short = disk.read_at(&mut block, page * 4096).expect("a read of the disk");
+        (locked(&self.memory).read(page), block[0])
     }
 
     pub(crate) fn exit(&self) -> Option<Exit> {
@@ -180,6 +208,7 @@ async fn answer(
     let operation = match request.uri().path() {
         "/health" => Operation::Health,
         "/init" => Operation::Init,
+        "/sync" => Operation::Sync,
         // No fault is planned for commands: the answer is that of a guest without the program.
         "/process.Process/Start" => return status(StatusCode::OK),
         _ => return status(StatusCode::NOT_FOUND),

@@ -2,17 +2,28 @@
 //!
 //! A sandbox of an earlier process whose adoption is not finished runs for callers; its task goes on trying.
 //! Owns the VM, the sandbox's time and its place in the table. Requests queue to it; what it may do is decided by
-//! [`lifecycle::next`]. It ends when the sandbox is gone, or at a shutdown, when the VM is left for the next process.
+//! [`next`](crate::lifecycle::next). It ends when the sandbox is gone, or at a shutdown, when the VM is left for the next process.
+//!
+//! | module | job |
+//! |---|---|
+//! | here | the loop: what happens, and who is told |
+//! | [`transitions`] | pauses, resumes and releases: the one under way works on a copy of the VM, which is taken over at its end |
+//! | [`background`] | what is still to be done for the saves, beside all that |
+//! | [`view`] | what callers see |
+
+mod background;
+mod transitions;
+mod view;
 
 use crate::adoption::{self, Attempt, Held, Trouble};
 use crate::clearing::{self, Remains, Row};
 use crate::error::{Error, LossCause};
-use crate::guest_channel::GuestDialer;
 use crate::journal::{Loss, Tenancy};
-use crate::lifecycle::{self, Event, Phase, Refusal};
+use crate::lifecycle::{Event, Phase};
 use crate::node::Node;
 use crate::pause::GrowingPause;
-use crate::view::{PauseRequest, Paused, ResumeRequest, Resumed, Route, SandboxState, SandboxView};
+use crate::saving;
+use crate::view::{PauseRequest, Paused, ResumeRequest, Resumed, SandboxView};
 use crate::vm::Vm;
 use aenv_vmm::{Exit, ExitCause, Machine};
 use std::pin::Pin;
@@ -22,9 +33,14 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use transitions::{Done, Kind, Pauser, Waiter, Work};
 
 /// Requests that may queue for one sandbox before callers wait.
 pub(crate) const QUEUE: usize = 32;
+/// Pauses between attempts at a pause at the end of a sandbox's time.
+const AUTO_PAUSES: GrowingPause = GrowingPause::new(Duration::from_secs(1), Duration::from_secs(60));
+/// Pauses between attempts at ending the VMM of a paused sandbox.
+const RELEASE_PAUSES: GrowingPause = GrowingPause::new(Duration::from_secs(1), Duration::from_secs(60));
 /// Stands for "never" where a time cannot be represented.
 const FAR_FUTURE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
@@ -40,7 +56,11 @@ pub(crate) enum Command {
     Pause(PauseRequest, oneshot::Sender<Result<Paused, Error>>),
     /// Let it go on.
     Resume(ResumeRequest, oneshot::Sender<Result<Resumed, Error>>),
+    /// End the VMM that stands by for it while it is paused.
+    Release(oneshot::Sender<Result<(), Error>>),
 }
+
+type Reply<T> = oneshot::Sender<Result<T, Error>>;
 
 /// The state of the task.
 pub(crate) struct SandboxTask {
@@ -55,6 +75,28 @@ pub(crate) struct SandboxTask {
     /// The next attempt at adopting it, until it is adopted.
     adoption: Option<adoption::Pending>,
     adoption_pauses: GrowingPause,
+    /// A pause, resume or release; nothing else changes the VM meanwhile.
+    work: Option<(Kind, Work)>,
+    /// Ends that work.
+    cancel: CancellationToken,
+    /// Whoever waits for the end of a sandbox that was working then.
+    killer: Option<Reply<()>>,
+    pauser: Option<Pauser>,
+    resumers: Vec<(ResumeRequest, Reply<Resumed>)>,
+    releasers: Vec<Reply<()>>,
+    waiters: Vec<Waiter>,
+    /// Pauses at the end of its time that came to nothing, one after the other.
+    failed_pauses: u32,
+    auto_pauses: GrowingPause,
+    /// Until when the VMM of a paused sandbox stands by.
+    hot_until: Option<Instant>,
+    release_pauses: GrowingPause,
+    /// Background work on its saves.
+    saving: Option<saving::Pending>,
+    saving_cancel: CancellationToken,
+    saving_pauses: GrowingPause,
+    /// Why the last step of that failed.
+    saving_trouble: Option<String>,
 }
 
 /// The moment `timeout` from now, on both clocks.
@@ -91,69 +133,51 @@ impl SandboxTask {
             clearing: None,
             adoption: None,
             adoption_pauses: adoption::PAUSES,
+            work: None,
+            cancel: CancellationToken::new(),
+            killer: None,
+            pauser: None,
+            resumers: Vec::new(),
+            releasers: Vec::new(),
+            waiters: Vec::new(),
+            failed_pauses: 0,
+            auto_pauses: AUTO_PAUSES,
+            hot_until: None,
+            release_pauses: RELEASE_PAUSES,
+            saving: None,
+            saving_cancel: CancellationToken::new(),
+            saving_pauses: saving::PAUSES,
+            saving_trouble: None,
         };
         task.node.table.show(task.view(), task.route());
         task
     }
 
-    /// The sandbox as it is now.
-    pub(crate) fn view(&self) -> SandboxView {
-        let record = &self.vm.record;
-        let state = match (&record.phase, &record.loss) {
-            (Phase::Lost, Some(loss)) => {
-                SandboxState::Lost { cause: loss.cause, detail: loss.detail.clone() }
-            }
-            (Phase::Running, _) => SandboxState::Running,
-            (Phase::Starting, _) => SandboxState::Starting,
-            (Phase::Lost | Phase::Killing, _) => SandboxState::Killing,
-        };
-        SandboxView {
-            id: record.id.clone(),
-            template_id: record.template_id.clone(),
-            template_name: record.template_name.clone(),
-            state,
-            started_at: self.tenancy.started_at,
-            end_at: self.tenancy.end_at,
-            vcpus: record.spec.vcpus,
-            memory_mib: record.spec.memory_mib,
-            disk_mib: record.disk_mib,
-            metadata: self.tenancy.metadata.clone(),
-            access_token: self.tenancy.access_token.clone(),
-            internet_access: self.tenancy.internet_access,
-            on_timeout: self.tenancy.on_timeout,
-            auto_resume: self.tenancy.auto_resume,
-            saved: None,
-        }
-    }
-
-    fn route(&self) -> Option<Route> {
-        let slot = self.vm.slot.as_ref().filter(|_| self.vm.record.phase == Phase::Running)?;
-        Some(Route {
-            id: self.vm.record.id.clone(),
-            lifecycle: self.node.next_lifecycle(),
-            dialer: Arc::new(GuestDialer::new(slot)),
-            ended: self.ended.clone(),
-            access_token: self.tenancy.access_token.clone(),
-            guest_address: slot.guest_address.into(),
-        })
-    }
-
     /// Drives the sandbox to its end.
     pub(crate) async fn run(mut self) {
-        if self.vm.record.phase == Phase::Lost {
-            self.release();
+        match self.vm.record.phase {
+            Phase::Lost => self.clear(),
+            Phase::Paused => self.stand_by(),
+            _ => {}
         }
+        self.save_on(false);
         let mut death = death_of(self.vm.machine.clone());
         loop {
+            let idle = self.work.is_none();
             let end = tokio::select! {
                 command = self.commands.recv() => match command {
                     Some(command) => self.obey(command).await,
                     // The table held the last sender: it has forgotten this sandbox.
-                    None => Some(None),
+                    None => self.kill(None),
                 },
-                exit = &mut death => {
+                done = work_of(&mut self.work) => {
+                    self.done(done).await;
+                    death = death_of(self.vm.machine.clone());
+                    self.is_killed().then(|| self.killer.take())
+                }
+                exit = &mut death, if idle => {
                     death = death_of(None);
-                    self.lose(Loss { cause: loss_cause(exit.cause), detail: exit.detail }).await;
+                    self.died(Loss { cause: loss_cause(exit.cause), detail: exit.detail }).await;
                     None
                 }
                 attempt = finished(&mut self.adoption) => {
@@ -161,13 +185,60 @@ impl SandboxTask {
                     death = death_of(self.vm.machine.clone());
                     None
                 }
-                () = tokio::time::sleep_until(self.deadline) => self.allows(Event::Expired).is_ok().then_some(None),
-                () = self.node.stopping.cancelled() => return,
+                outcome = step_of(&mut self.saving), if idle => {
+                    self.step_done(outcome).await;
+                    None
+                }
+                () = tokio::time::sleep_until(self.deadline), if idle => self.expire().then_some(None),
+                () = at(self.hot_until), if idle => {
+                    self.begin_release();
+                    None
+                }
+                () = self.node.stopping.cancelled() => return self.leave().await,
             };
             if let Some(reply) = end {
                 return self.end(reply).await;
             }
         }
+    }
+
+    /// Leaves the sandbox to the next process, after what is under way has come to its next step.
+    async fn leave(mut self) {
+        if let Some((_, work)) = &mut self.work
+            && let Done::Paused(end) = work.await
+        {
+            let machine = end.vm.machine.as_ref().filter(|_| end.stood_still && end.result.is_err());
+            if let Some(machine) = machine
+                && let Err(error) = machine.resume().await
+            {
+                tracing::warn!(sandbox = %end.vm.record.id, %error, "a guest stands still until the next process adopts it");
+            }
+        }
+    }
+
+    /// A token for the work that is begun.
+    fn new_cancel(&mut self) -> CancellationToken {
+        self.cancel = self.node.stopping.child_token();
+        self.cancel.clone()
+    }
+
+    /// Whether it was killed while it was working.
+    fn is_killed(&self) -> bool {
+        self.cancel.is_cancelled() && !self.node.stopping.is_cancelled()
+    }
+
+    /// Ends it: now, or as soon as the work under way is given up.
+    #[expect(clippy::option_option, reason = "whether it is to be ended, and who waits for that")]
+    fn kill(&mut self, reply: Option<Reply<()>>) -> Option<Option<Reply<()>>> {
+        if self.work.is_none() {
+            return Some(reply);
+        }
+        self.node.table.remove(&self.vm.record.id);
+        self.ended.cancel();
+        self.commands.close();
+        self.cancel.cancel();
+        self.killer = reply.or(self.killer.take());
+        None
     }
 
     /// Goes on with an adoption that could not be finished at once.
@@ -194,38 +265,25 @@ impl SandboxTask {
         }
     }
 
-    fn allows(&self, event: Event) -> Result<Phase, Error> {
-        let id = &self.vm.record.id;
-        lifecycle::next(self.vm.record.phase, event).map_err(|refusal| {
-            match (refusal, &self.vm.record.loss) {
-                (Refusal::Lost, Some(loss)) => {
-                    Error::SandboxLost { id: id.clone(), cause: loss.cause, detail: loss.detail.clone() }
-                }
-                _ => Error::SandboxNotFound(id.clone()),
-            }
-        })
-    }
-
     /// Carries out a command; tells whether the sandbox is to be ended, and who waits for that.
     async fn obey(&mut self, command: Command) -> Option<Option<oneshot::Sender<Result<(), Error>>>> {
         match command {
             Command::Kill(reply) => match self.allows(Event::Kill) {
-                Ok(_) => return Some(Some(reply)),
+                Ok(_) if !self.is_killed() => return self.kill(Some(reply)),
+                Ok(_) => answer(reply, Err(Error::SandboxNotFound(self.vm.record.id.clone()))),
                 Err(error) => answer(reply, Err(error)),
             },
-            Command::Pause(_, reply) => answer(reply, Err(Error::Conflict("not there yet".to_owned()))),
-            Command::Resume(_, reply) => answer(reply, Err(Error::Conflict("not there yet".to_owned()))),
+            // Queued before a kill that waits for the work under way: a dropped reply says that it is gone.
+            _ if self.is_killed() => {}
+            Command::Pause(request, reply) => self.pause(request, reply),
+            Command::Resume(request, reply) => self.resume(request, reply).await,
+            Command::Release(reply) => self.release(reply),
             Command::SetTimeout(timeout, reply) => {
                 let result = self.change_end(timeout).await;
                 answer(reply, result);
             }
             Command::Extend(at_least, reply) => {
-                let left = self.deadline.saturating_duration_since(Instant::now());
-                let result = match self.allows(Event::ChangeTime) {
-                    Ok(_) if left < at_least => self.change_end(at_least).await,
-                    Ok(_) => Ok(()),
-                    Err(error) => Err(error),
-                };
+                let result = self.extend(at_least).await;
                 answer(reply, result.map(|()| self.view()));
             }
         }
@@ -250,6 +308,7 @@ impl SandboxTask {
     async fn lose(&mut self, loss: Loss) {
         let Ok(phase) = self.allows(Event::Died) else { return };
         self.adoption = None;
+        self.stop_saving().await;
         let record = &mut self.vm.record;
         tracing::warn!(sandbox = %record.id, cause = ?loss.cause, detail = %loss.detail, "sandbox lost");
         record.phase = phase;
@@ -260,11 +319,39 @@ impl SandboxTask {
             // The row says Running: the next process finds no VM and comes to the same end.
             tracing::warn!(sandbox = %self.vm.record.id, %error, "the loss of a sandbox could not be journalled");
         }
-        self.release();
+        self.clear();
+    }
+
+    /// Its VMM ended. One that only stood by is no loss.
+    async fn died(&mut self, loss: Loss) {
+        if self.vm.record.phase == Phase::Paused {
+            tracing::warn!(sandbox = %self.vm.record.id, cause = ?loss.cause, detail = %loss.detail, "the VMM of a paused sandbox ended; it will be resumed from what was saved");
+            self.vm.machine = None;
+            self.begin_release();
+            return self.node.table.update(self.view());
+        }
+        self.lose(loss).await;
+    }
+
+    /// Ends the VMM of a paused sandbox, if there is one.
+    fn release(&mut self, reply: Reply<()>) {
+        match (self.vm.record.phase, &self.work) {
+            (Phase::Paused, None) if self.vm.machine.is_some() => {
+                self.releasers.push(reply);
+                self.begin_release();
+            }
+            (Phase::Paused, Some((Kind::Release, _))) => self.releasers.push(reply),
+            (Phase::Paused, None) => answer(reply, Ok(())),
+            (Phase::Paused, Some(_)) => answer(reply, Err(Error::Transitioning(self.vm.record.id.clone()))),
+            _ => {
+                let reason = format!("sandbox {} is not paused", self.vm.record.id);
+                answer(reply, Err(Error::Conflict(reason)));
+            }
+        }
     }
 
     /// Removes in the background what a lost sandbox held.
-    fn release(&mut self) {
+    fn clear(&mut self) {
         let work = clearing::until_clear(Arc::clone(&self.node), Remains::of_vm(&self.vm), Row::Keep);
         self.clearing = Some(self.node.tasks.spawn(work));
     }
@@ -276,6 +363,7 @@ impl SandboxTask {
         // Whoever queued too late finds the queue closed.
         self.commands.close();
         self.adoption = None;
+        self.stop_saving().await;
         clearing::note_end(&self.node, &mut self.vm).await;
         if let Some(clearing) = self.clearing.take() {
             // It may wait for long between its attempts, or in one; every step of it may be repeated, and is, below.
@@ -296,6 +384,33 @@ impl SandboxTask {
         }
         clearing::discard(&self.node, self.vm).await;
         tracing::info!(sandbox = %id, "sandbox ended");
+    }
+}
+
+/// The end of the work under way; never, when there is none.
+async fn work_of(work: &mut Option<(Kind, Work)>) -> Done {
+    match work {
+        Some((_, work)) => work.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The end of a background step; never, when there is none.
+async fn step_of(saving: &mut Option<saving::Pending>) -> Option<saving::Outcome> {
+    match saving {
+        Some(step) => step.await.unwrap_or_else(|error| {
+            tracing::error!(%error, "a step of a save ended early; it will be tried again");
+            None
+        }),
+        None => std::future::pending().await,
+    }
+}
+
+/// That moment; never, when there is none.
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
     }
 }
 

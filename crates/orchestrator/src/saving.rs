@@ -1,0 +1,140 @@
+//! What is still to be done for the saves of a sandbox after its pause was answered: one step at a time, in the background.
+//!
+//! ```text
+//! dropped saves ─▶ removed
+//! changes       ─▶ memory, stored and durable
+//! devices, hold of the disk ─▶ durable ─▶ journalled so that it survives a power cut: `local` ─▶ changes removed
+//! ```
+//!
+//! Which step is next is for [`Saves::next_step`](crate::journal::Saves::next_step) to say; what came of it is journalled by the
+//! sandbox's task. Every step may be repeated, and be given up in the middle.
+
+use crate::disks::{MemoryLayer, MemoryParts, SaveName};
+use crate::journal::{Step, VmRecord};
+use crate::node::Node;
+use crate::pause::GrowingPause;
+use crate::pausing::{CHANGES, STATE};
+use crate::stage::{Cause, timed};
+use crate::vm::file_error;
+use aenv_protocol::ids::SandboxId;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// Pauses between attempts.
+pub(crate) const PAUSES: GrowingPause =
+    GrowingPause::new(Duration::from_millis(500), Duration::from_secs(60));
+
+/// What came of a step.
+pub(crate) struct Outcome {
+    pub(crate) step: Step,
+    /// The memory, if that was to be stored.
+    pub(crate) result: Result<Option<MemoryLayer>, Cause>,
+}
+
+/// A step that is under way, or waits for its moment.
+pub(crate) type Pending = tokio::task::JoinHandle<Option<Outcome>>;
+
+/// Begins a step after a pause; it comes to nothing when it is cancelled.
+pub(crate) fn begin(
+    node: &Arc<Node>,
+    record: &VmRecord,
+    step: Step,
+    pause: Option<Duration>,
+    cancelled: CancellationToken,
+) -> Pending {
+    let (shared, record) = (Arc::clone(node), record.clone());
+    let work = async move {
+        if let Some(pause) = pause {
+            tokio::time::sleep(pause).await;
+        }
+        let result = take(&shared, &record, &step).await;
+        Outcome { step, result }
+    };
+    node.tasks.spawn(async move { cancelled.run_until_cancelled(work).await })
+}
+
+async fn take(node: &Node, record: &VmRecord, step: &Step) -> Result<Option<MemoryLayer>, Cause> {
+    let limit = node.settings.deadlines.step;
+    match step {
+        Step::Forget(numbers) => {
+            for number in numbers {
+                forget(node, &record.id, *number).await?;
+            }
+            Ok(None)
+        }
+        Step::StoreMemory(number) => {
+            let parts = parts(node, record, *number)?;
+            let name = SaveName { vm: record.id.clone(), number: *number };
+            let stored = timed(node.settings.deadlines.memory, node.disks.store_memory(&name, &parts));
+            Ok(Some(stored.await.0?))
+        }
+        Step::MakeLocal(number) => {
+            let save = record.saves.get(*number).ok_or_else(|| gone(*number))?;
+            let name = SaveName { vm: record.id.clone(), number: *number };
+            timed(limit, node.disks.hold(&name, &save.disk)).await.0?;
+            let directory = node.dir.sandbox_save(&record.id, *number);
+            // A capture of nothing but the disk has none.
+            let state = save.report.is_some().then(|| directory.join(STATE));
+            let synced = tokio::task::spawn_blocking(move || sync(&directory, state.as_deref()));
+            synced.await.map_err(|error| Cause::Unexpected(error.to_string()))??;
+            Ok(None)
+        }
+    }
+}
+
+/// Removes all that is stored for a save.
+pub(crate) async fn forget(node: &Node, vm: &SandboxId, number: u64) -> Result<(), Cause> {
+    let name = SaveName { vm: vm.clone(), number };
+    timed(node.settings.deadlines.step, node.disks.forget_save(&name)).await.0?;
+    let directory = node.dir.sandbox_save(vm, number);
+    match tokio::fs::remove_dir_all(&directory).await {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(file_error(format!("cannot remove {}", directory.display()), source))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Removes the changes of a save whose memory is stored, and said to be.
+pub(crate) async fn remove_changes(node: &Node, vm: &SandboxId, number: u64) {
+    let path = node.dir.sandbox_save(vm, number).join(CHANGES);
+    match tokio::fs::remove_file(&path).await {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            // It goes with the save, or at the next start.
+            tracing::warn!(path = %path.display(), %error, "the changes of a stored memory could not be removed");
+        }
+        _ => {}
+    }
+}
+
+fn parts(node: &Node, record: &VmRecord, number: u64) -> Result<MemoryParts, Cause> {
+    let save = record.saves.get(number).ok_or_else(|| gone(number))?;
+    let report = save
+        .report
+        .as_ref()
+        .ok_or_else(|| Cause::Unexpected(format!("nothing is known of the capture of save {number}")))?;
+    Ok(MemoryParts {
+        below: record.saves.below(save),
+        start: save.start.chain.clone(),
+        changes: node.dir.sandbox_save(&record.id, number).join(CHANGES),
+        base: report.base,
+        bytes: record.spec.memory_mib.saturating_mul(1 << 20),
+    })
+}
+
+fn gone(number: u64) -> Cause {
+    Cause::Unexpected(format!("there is no save {number}"))
+}
+
+/// Makes the devices of a save durable, and the names of its files, up to the directory of all sandboxes.
+fn sync(directory: &Path, state: Option<&Path>) -> Result<(), Cause> {
+    // The directory, that of all saves, that of the sandbox, and that of all sandboxes.
+    for path in state.into_iter().chain(directory.ancestors().take(4)) {
+        std::fs::File::open(path)
+            .and_then(|file| file.sync_all())
+            .map_err(|source| file_error(format!("cannot sync {}", path.display()), source))?;
+    }
+    Ok(())
+}
