@@ -118,8 +118,10 @@ async fn advance(node: &Node, record: &VmRecord, tenancy: &Tenancy, held: &mut H
     };
     let channel = GuestChannel::new(&slot);
     tokio::select! {
-        woken = wake(node, &channel, tenancy, held) => woken,
+        // What is gone does not answer either.
+        biased;
         exit = machine.wait() => Err(lost(crate::sandbox_task::loss_cause(exit.cause), exit.detail)),
+        woken = wake(node, &channel, tenancy, held) => woken,
     }
 }
 

@@ -1,4 +1,5 @@
-//! Forgets all sandboxes of a data directory that no node uses. Templates and their captures stay.
+//! Forgets all sandboxes of a data directory that no node uses, paused ones and all that was saved of them included. Templates
+//! and their captures stay.
 //!
 //! Only files: the caller has ended the VMs and networks before, while it holds the directory.
 

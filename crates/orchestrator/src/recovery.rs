@@ -30,7 +30,11 @@ use crate::strays;
 use crate::view::Durability;
 use crate::vm::Vm;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
+
+/// How long a sandbox is known that was lost while it was paused.
+const LOST_FOR: Duration = Duration::from_secs(24 * 3600);
 
 /// Puts everything in order; the tasks of adopted sandboxes run when this returns.
 pub(crate) async fn recover(
@@ -88,6 +92,10 @@ async fn settle(node: &Node, record: &mut VmRecord, rebooted: bool) {
             let loss = Loss { cause: LossCause::HostRestarted, detail: "the host was restarted".to_owned() };
             tracing::warn!(sandbox = %record.id, cause = ?loss.cause, detail = %loss.detail, "sandbox lost");
             record.loss = Some(loss);
+            if was_saved && let Some(tenancy) = &mut record.tenancy {
+                // Its time stood still: whoever comes back for it is to learn what became of it.
+                tenancy.end_at = end_after(LOST_FOR).1;
+            }
         }
     }
     if record.phase == Phase::Paused {
@@ -108,6 +116,7 @@ async fn take_over(node: &Arc<Node>, record: VmRecord) {
     let Some(tenancy) = record.tenancy.clone() else { return };
     let mut vm = Vm::new(record);
     let mut unfinished = None;
+    let capturing = vm.record.phase == Phase::Capturing;
     match vm.record.phase {
         Phase::Running | Phase::Capturing => unfinished = adopt_running(node, &mut vm, &tenancy).await,
         Phase::Paused | Phase::Resuming => adopt_saved(node, &mut vm, &tenancy).await,
@@ -118,6 +127,9 @@ async fn take_over(node: &Arc<Node>, record: VmRecord) {
     node.table.begin(&vm.record.id, sender);
     let mut task = SandboxTask::new(Arc::clone(node), vm, tenancy, deadline, commands);
     if let Some(held) = unfinished {
+        if capturing {
+            task.note_interrupted_pause();
+        }
         task.adopt_later(held);
     }
     node.tasks.spawn(task.run());

@@ -177,15 +177,17 @@ impl Saves {
         self.dropped.extend(dropped.iter().map(|save| save.number));
     }
 
-    /// What is to be done next in the background.
-    pub(crate) fn next_step(&self) -> Option<Step> {
-        if !self.dropped.is_empty() {
-            return Some(Step::Forget(self.dropped.clone()));
+    /// What is to be done next in the background. After a failure something else, if there is any: neither a store without room
+    /// nor one that does not forget keeps the other from being done.
+    pub(crate) fn next_step(&self, failed: Option<&Step>) -> Option<Step> {
+        let pending = self.kept.iter().find(|save| save.is_memory_pending());
+        let last = || self.last().filter(|save| !save.is_local()).map(|save| Step::MakeLocal(save.number));
+        let store = pending.map(|save| Step::StoreMemory(save.number)).or_else(last);
+        let forget = Some(Step::Forget(self.dropped.clone())).filter(|_| !self.dropped.is_empty());
+        match failed {
+            None | Some(Step::Forget(_)) => store.or(forget),
+            Some(Step::StoreMemory(_) | Step::MakeLocal(_)) => forget.or(store),
         }
-        if let Some(save) = self.kept.iter().find(|save| save.is_memory_pending()) {
-            return Some(Step::StoreMemory(save.number));
-        }
-        self.last().filter(|save| !save.is_local()).map(|save| Step::MakeLocal(save.number))
     }
 
     /// The stored memory that a save's memory differs little from: that of the one before it, else what its VMM started from.
@@ -250,16 +252,18 @@ mod tests {
         let mut saves = of(vec![save(1, Local, None), save(2, Process, None), save(3, Process, None)]);
         saves.drop_unneeded(&Present::default());
         assert_eq!((kept(&saves), saves.dropped.as_slice()), (vec![1, 3], &[2][..]));
-        assert_eq!(saves.next_step(), Some(Step::Forget(vec![2])));
+        assert_eq!(saves.next_step(None), Some(Step::StoreMemory(3)));
+        assert_eq!(saves.next_step(Some(&Step::StoreMemory(3))), Some(Step::Forget(vec![2])));
+        assert_eq!(saves.next_step(Some(&Step::Forget(vec![2]))), Some(Step::StoreMemory(3)));
         saves.dropped.clear();
-        assert_eq!(saves.next_step(), Some(Step::StoreMemory(3)));
+        assert_eq!(saves.next_step(Some(&Step::StoreMemory(3))), Some(Step::StoreMemory(3)));
         saves.get_mut(3).unwrap().memory = save(3, Local, None).memory;
-        assert_eq!(saves.next_step(), Some(Step::MakeLocal(3)));
+        assert_eq!(saves.next_step(None), Some(Step::MakeLocal(3)));
         saves.get_mut(3).unwrap().durability = Local;
         saves.drop_unneeded(&Present::default());
         assert_eq!((kept(&saves), saves.dropped.as_slice()), (vec![3], &[1][..]));
         saves.dropped.clear();
-        assert_eq!(saves.next_step(), None);
+        assert_eq!(saves.next_step(None), None);
     }
 
     #[test]
@@ -269,7 +273,7 @@ mod tests {
             of(vec![save(1, Process, None), save(2, Process, Some(1)), save(3, Process, Some(2))]);
         saves.drop_unneeded(&Present::default());
         assert_eq!(kept(&saves), [1, 2, 3]);
-        assert_eq!(saves.next_step(), Some(Step::StoreMemory(1)), "the lowest first");
+        assert_eq!(saves.next_step(None), Some(Step::StoreMemory(1)), "the lowest first");
         for number in [1, 2] {
             saves.get_mut(number).unwrap().memory = save(number, Durability::Local, None).memory;
         }
@@ -293,7 +297,7 @@ mod tests {
     fn a_number_is_dropped_until_it_is_kept_and_never_used_twice() {
         let mut saves = Saves::default();
         assert_eq!((saves.begin(), saves.numbers()), (1, vec![1]));
-        assert_eq!(saves.next_step(), Some(Step::Forget(vec![1])));
+        assert_eq!(saves.next_step(None), Some(Step::Forget(vec![1])));
         saves.dropped.clear();
         assert_eq!(saves.begin(), 2);
         saves.keep(save(2, Durability::Process, None));

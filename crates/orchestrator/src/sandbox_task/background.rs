@@ -24,7 +24,7 @@ impl SandboxTask {
         if !alive || self.is_killed() || self.saving.is_some() {
             return;
         }
-        let Some(step) = self.vm.record.saves.next_step() else {
+        let Some(step) = self.vm.record.saves.next_step(self.failed_step.as_ref()) else {
             self.saving_pauses = saving::PAUSES;
             return;
         };
@@ -41,7 +41,7 @@ impl SandboxTask {
         // None after a shutdown, and when the step itself is broken: then there is no hurry.
         let Some(Outcome { step, result }) = outcome else {
             if !self.node.stopping.is_cancelled() {
-                self.saving_failed("it ended early".to_owned());
+                self.saving_failed(None, "it ended early".to_owned());
             }
             return;
         };
@@ -68,7 +68,7 @@ impl SandboxTask {
         };
         match applied {
             Ok(()) => {
-                self.saving_trouble = None;
+                (self.failed_step, self.saving_trouble) = (None, None);
                 self.saving_pauses = saving::PAUSES;
                 if let Step::MakeLocal(number) = step {
                     tracing::info!(sandbox = %self.vm.record.id, number, "the saved state is durable");
@@ -77,7 +77,7 @@ impl SandboxTask {
                 }
                 self.save_on(false);
             }
-            Err(reason) => self.saving_failed(reason),
+            Err(reason) => self.saving_failed(Some(step), reason),
         }
         self.node.table.update(self.view());
         if self.vm.record.phase == Phase::Paused && self.work.is_none() {
@@ -95,12 +95,15 @@ impl SandboxTask {
         Ok(())
     }
 
-    fn saving_failed(&mut self, reason: String) {
-        tracing::warn!(sandbox = %self.vm.record.id, reason, "a step of a save failed; trying again");
-        self.fail_waiters(&reason);
-        let context = "resuming a sandbox whose memory is still to be stored".to_owned();
-        self.fail_resumers(&Error::Internal { context, reason: reason.clone() });
-        self.saving_trouble = Some(reason);
+    fn saving_failed(&mut self, step: Option<Step>, reason: String) {
+        tracing::warn!(sandbox = %self.vm.record.id, ?step, reason, "a step of a save failed; trying again");
+        // Whatever is not removed is in nobody's way.
+        if !matches!(step, Some(Step::Forget(_))) {
+            self.fail_waiters(&reason);
+            let context = "resuming a sandbox whose memory is still to be stored".to_owned();
+            self.fail_resumers(&Error::Internal { context, reason: reason.clone() });
+        }
+        (self.failed_step, self.saving_trouble) = (step, Some(reason));
         self.save_on(false);
     }
 

@@ -18,7 +18,7 @@ mod view;
 use crate::adoption::{self, Attempt, Held, Trouble};
 use crate::clearing::{self, Remains, Row};
 use crate::error::{Error, LossCause};
-use crate::journal::{Loss, Tenancy};
+use crate::journal::{Loss, Step, Tenancy};
 use crate::lifecycle::{Event, Phase};
 use crate::node::Node;
 use crate::pause::GrowingPause;
@@ -85,6 +85,8 @@ pub(crate) struct SandboxTask {
     resumers: Vec<(ResumeRequest, Reply<Resumed>)>,
     releasers: Vec<Reply<()>>,
     waiters: Vec<Waiter>,
+    /// A pause came to nothing, and whether the guest goes on is not known yet: if not, the state before that pause counts.
+    interrupted: bool,
     /// Pauses at the end of its time that came to nothing, one after the other.
     failed_pauses: u32,
     auto_pauses: GrowingPause,
@@ -95,7 +97,8 @@ pub(crate) struct SandboxTask {
     saving: Option<saving::Pending>,
     saving_cancel: CancellationToken,
     saving_pauses: GrowingPause,
-    /// Why the last step of that failed.
+    /// The last step of that, if it failed, and why.
+    failed_step: Option<Step>,
     saving_trouble: Option<String>,
 }
 
@@ -140,6 +143,7 @@ impl SandboxTask {
             resumers: Vec::new(),
             releasers: Vec::new(),
             waiters: Vec::new(),
+            interrupted: false,
             failed_pauses: 0,
             auto_pauses: AUTO_PAUSES,
             hot_until: None,
@@ -147,6 +151,7 @@ impl SandboxTask {
             saving: None,
             saving_cancel: CancellationToken::new(),
             saving_pauses: saving::PAUSES,
+            failed_step: None,
             saving_trouble: None,
         };
         task.node.table.show(task.view(), task.route());
@@ -241,6 +246,11 @@ impl SandboxTask {
         None
     }
 
+    /// It was adopted in the middle of a pause, or is to be.
+    pub(crate) fn note_interrupted_pause(&mut self) {
+        self.interrupted = true;
+    }
+
     /// Goes on with an adoption that could not be finished at once.
     pub(crate) fn adopt_later(&mut self, held: Held) {
         let pause = self.adoption_pauses.take();
@@ -256,8 +266,11 @@ impl SandboxTask {
         }
         let id = &self.vm.record.id;
         match result {
-            Ok(()) => tracing::info!(sandbox = %id, "adopted"),
-            Err(Trouble::Lost(loss)) => self.lose(loss).await,
+            Ok(()) => {
+                tracing::info!(sandbox = %id, "adopted");
+                self.interrupted = false;
+            }
+            Err(Trouble::Lost(loss)) => self.died(loss).await,
             Err(Trouble::NotNow(cause)) => {
                 tracing::warn!(sandbox = %id, error = %cause, "not adopted yet; trying again");
                 self.adopt_later(held);
@@ -309,6 +322,7 @@ impl SandboxTask {
         let Ok(phase) = self.allows(Event::Died) else { return };
         self.adoption = None;
         self.stop_saving().await;
+        self.fail_waiters("the sandbox was lost");
         let record = &mut self.vm.record;
         tracing::warn!(sandbox = %record.id, cause = ?loss.cause, detail = %loss.detail, "sandbox lost");
         record.phase = phase;
@@ -330,7 +344,7 @@ impl SandboxTask {
             self.begin_release();
             return self.node.table.update(self.view());
         }
-        self.lose(loss).await;
+        if self.interrupted { self.fall_back_or_lose(loss).await } else { self.lose(loss).await }
     }
 
     /// Ends the VMM of a paused sandbox, if there is one.

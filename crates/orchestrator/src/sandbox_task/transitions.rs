@@ -229,6 +229,7 @@ impl SandboxTask {
         let Attempt { held, result } =
             adoption::attempt(&self.node, &self.vm.record, &self.tenancy, held).await;
         (self.vm.slot, self.vm.machine) = (held.slot.clone(), held.machine.clone());
+        self.interrupted = result.is_err();
         match result {
             Ok(()) => self.node.table.show(self.view(), self.route()),
             Err(Trouble::NotNow(cause)) => {
@@ -236,12 +237,13 @@ impl SandboxTask {
                 self.node.table.show(self.view(), self.route());
                 self.adopt_later(held);
             }
-            Err(Trouble::Lost(loss)) => self.fall_back_or_lose(loss).await,
+            Err(Trouble::Lost(loss)) => self.died(loss).await,
         }
     }
 
     /// A VMM died while its state was being saved: the state before that counts, if there is one.
-    async fn fall_back_or_lose(&mut self, loss: Loss) {
+    pub(super) async fn fall_back_or_lose(&mut self, loss: Loss) {
+        self.interrupted = false;
         let mut record = self.vm.record.clone();
         let phase = lifecycle::next(record.phase, Event::FellBack);
         let Some(phase) = phase.ok().filter(|_| record.saves.fall_back(loss.cause, |_| true)) else {
@@ -254,7 +256,10 @@ impl SandboxTask {
             tracing::warn!(sandbox = %record.id, %error, "that a sandbox is as its last save is could not be journalled");
         }
         self.vm.record = record;
+        (self.vm.machine, self.adoption) = (None, None);
         self.deadline = Instant::now() + FAR_FUTURE;
+        self.ended.cancel();
+        self.fail_waiters("the sandbox is as an earlier save is");
         self.node.table.show(self.view(), None);
         self.begin_release();
     }

@@ -2,9 +2,9 @@
 
 use super::SandboxTask;
 use crate::guest_channel::GuestDialer;
-use crate::journal::{Save, Step};
+use crate::journal::Step;
 use crate::lifecycle::Phase;
-use crate::view::{Durability, Route, SandboxState, SandboxView, SavedView, Tier};
+use crate::view::{Route, SandboxState, SandboxView, SavedView, Tier};
 use std::sync::Arc;
 
 impl SandboxTask {
@@ -49,7 +49,7 @@ impl SandboxTask {
             saved_at: save.saved_at,
             mode: save.mode,
             durability: save.durability,
-            pending: self.pending(save),
+            pending: self.pending(),
             tier: if hot { Tier::Hot } else { Tier::Cold },
             memory_layers: save.memory.as_ref().map_or(0, |memory| memory.chain.layers.len()),
             memory_bytes: save.memory.as_ref().map(|memory| memory.stored_bytes),
@@ -60,12 +60,12 @@ impl SandboxTask {
         })
     }
 
-    fn pending(&self, save: &Save) -> Option<String> {
-        let what = match self.vm.record.saves.next_step() {
+    fn pending(&self) -> Option<String> {
+        let what = match self.vm.record.saves.next_step(None) {
             None => return None,
-            Some(Step::Forget(_)) if save.durability >= Durability::Local => "removing earlier saves",
-            Some(Step::StoreMemory(_) | Step::Forget(_)) if save.is_memory_pending() => "storing its memory",
-            Some(_) => "making it durable",
+            Some(Step::Forget(_)) => "removing earlier saves",
+            Some(Step::StoreMemory(_)) => "storing its memory",
+            Some(Step::MakeLocal(_)) => "making it durable",
         };
         Some(match &self.saving_trouble {
             None => what.to_owned(),

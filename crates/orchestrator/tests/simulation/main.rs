@@ -7,5 +7,7 @@ mod crash;
 mod faults;
 mod life;
 mod pause;
+mod pause_crash;
+mod pause_faults;
 mod warm;
 mod world;

@@ -1,6 +1,6 @@
 //! Pause and resume on a healthy host: what is there afterwards, what callers see, and that nothing stays.
 
-use crate::world::{SOON, World, eventually, request};
+use crate::world::{HOUR, SOON, World, eventually, request};
 use aenv_orchestrator::{
     CreateRequest, Durability, Error, OnTimeout, Orchestrator, PauseMode, PauseRequest, ResumeRequest,
     Resumed, SandboxState, Settings, Tier,
@@ -9,8 +9,6 @@ use aenv_protocol::ids::SandboxId;
 use aenv_testkit::{Counts, Fault, Operation};
 use aenv_vmm::ExitCause;
 use std::time::Duration;
-
-const HOUR: Duration = Duration::from_secs(3600);
 
 pub(crate) async fn pause(node: &Orchestrator, id: &SandboxId) {
     node.pause(id, PauseRequest::default()).await.unwrap();

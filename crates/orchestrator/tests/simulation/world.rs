@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Patience for things that must happen.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 pub(crate) const NOTHING: Counts = Counts { vms: 0, slots: 0 };
 
 /// A data directory with the template `base`, on a host of its own.
