@@ -303,6 +303,7 @@ impl Create<'_> {
         Ok(Tenancy {
             started_at: jiff::Timestamp::now(),
             end_at: end_after(self.request.timeout).1,
+            life_time: self.request.timeout,
             metadata: self.request.metadata.clone(),
             env_vars: self.request.env_vars.clone(),
             access_token,

@@ -179,6 +179,12 @@ impl Orchestrator {
         self.node.journal.close().await;
     }
 
+    /// Longest life time that may be asked for.
+    #[must_use]
+    pub fn max_timeout(&self) -> Duration {
+        self.node.settings.max_timeout
+    }
+
     fn check_open(&self) -> Result<(), Error> {
         if self.node.stopping.is_cancelled() { Err(Error::ShuttingDown) } else { Ok(()) }
     }

@@ -215,6 +215,8 @@ pub struct SandboxView {
     pub started_at: jiff::Timestamp,
     /// When it will be killed.
     pub end_at: jiff::Timestamp,
+    /// How long its creator wished it to live.
+    pub life_time: Duration,
     /// Virtual CPUs.
     pub vcpus: u32,
     /// Memory in MiB.

@@ -13,6 +13,7 @@ use aenv_vmm::{MachineSpec, ProcessRecord};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// What a VM is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +58,9 @@ pub(crate) struct Tenancy {
     pub(crate) started_at: jiff::Timestamp,
     /// When it is to be ended.
     pub(crate) end_at: jiff::Timestamp,
+    /// How long its creator wished it to live; zero in records of earlier versions.
+    #[serde(default)]
+    pub(crate) life_time: Duration,
     /// Caller's labels.
     pub(crate) metadata: BTreeMap<String, String>,
     /// Environment given to the guest daemon; kept so that a guest can be told again.

@@ -27,6 +27,7 @@ impl SandboxTask {
             state,
             started_at: self.tenancy.started_at,
             end_at: self.tenancy.end_at,
+            life_time: self.tenancy.life_time,
             vcpus: record.spec.vcpus,
             memory_mib: record.spec.memory_mib,
             disk_mib: record.disk_mib,
