@@ -83,14 +83,13 @@ impl From<Error> for Failure {
             Error::InvalidArgument { .. } => (StatusCode::BAD_REQUEST, None, Retry::Never),
             Error::Transitioning(_) => (StatusCode::CONFLICT, None, Retry::After(1)),
             Error::GuestUnresponsive { .. } => {
-                (StatusCode::CONFLICT, Some("sandbox_snapshot_guest_agent_unresponsive"), Retry::Unknown)
+                (StatusCode::CONFLICT, Some(code::GUEST_UNRESPONSIVE), Retry::Unknown)
             }
             Error::Incompatible { .. } => {
-                (StatusCode::CONFLICT, Some("sandbox_no_compatible_node"), Retry::Never)
+                (StatusCode::CONFLICT, Some(code::NO_COMPATIBLE_NODE), Retry::Never)
             }
-            Error::Conflict(_) | Error::AlreadyPaused(_) | Error::IsPaused(_) => {
-                (StatusCode::CONFLICT, None, Retry::Never)
-            }
+            Error::IsPaused(_) => (StatusCode::CONFLICT, Some(code::PAUSED), Retry::Never),
+            Error::Conflict(_) | Error::AlreadyPaused(_) => (StatusCode::CONFLICT, None, Retry::Never),
             Error::NoCapacity(_) => (StatusCode::SERVICE_UNAVAILABLE, Some(code::CAPACITY), Retry::After(5)),
             Error::ShuttingDown => {
                 (StatusCode::SERVICE_UNAVAILABLE, Some(code::SHUTTING_DOWN), Retry::After(5))

@@ -29,6 +29,7 @@ pub fn router(orchestrator: Orchestrator, settings: Settings) -> Router {
         .route("/sandboxes/{id}", get(sandboxes::show).delete(sandboxes::kill))
         .route("/sandboxes/{id}/connect", post(sandboxes::connect_v1))
         .route("/v2/sandboxes/{id}/connect", post(sandboxes::connect_v2))
+        .route("/sandboxes/{id}/pause", post(sandboxes::pause))
         .route("/sandboxes/{id}/resume", post(sandboxes::resume))
         .route("/sandboxes/{id}/timeout", post(sandboxes::set_timeout))
         .route("/sandboxes/{id}/refreshes", post(sandboxes::refresh))

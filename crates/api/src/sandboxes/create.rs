@@ -3,20 +3,16 @@
 use crate::error::Failure;
 use crate::extract::JsonBody;
 use crate::router::AppState;
-use crate::sandboxes::{timeout, unsupported, view};
-use aenv_orchestrator::{CreateRequest, Stage};
+use crate::sandboxes::{lifecycle, served, timeout, unsupported, view};
+use aenv_orchestrator::CreateRequest;
 use aenv_protocol::rest::NewSandbox;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::StatusCode;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Says where the time of a create went.
-const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
-/// Says what served a create: `hot`, `warm` or `cold`.
-const X_AENV_TIER: HeaderName = HeaderName::from_static("x-aenv-tier");
 /// Life time in seconds where the caller names none.
 const DEFAULT_TIMEOUT_V1: i64 = 15;
 const DEFAULT_TIMEOUT_V2: i64 = 300;
@@ -50,6 +46,7 @@ async fn create(
         return Err(Failure::field("templateID", "must not be empty"));
     }
     unsupported::refuse(&request)?;
+    let (on_timeout, auto_resume) = lifecycle::wished(&request)?;
     let env_vars = request.env_vars.unwrap_or_default();
     check_environment(&env_vars)?;
     let wish = CreateRequest {
@@ -59,19 +56,15 @@ async fn create(
         env_vars,
         secure,
         internet_access: request.allow_internet_access.unwrap_or(true),
-        on_timeout: aenv_orchestrator::OnTimeout::Kill,
-        auto_resume: false,
+        on_timeout,
+        auto_resume,
     };
     // A client that hangs up drops this future; the orchestrator finishes what it began all the same.
     let created = state.orchestrator.create(wish).await?;
-    let timing = server_timing(&created.stages, started.elapsed());
-    let tier = created.tier.as_str();
     let body = Json(view::reach(created.sandbox, &state.settings));
     let mut response = (StatusCode::CREATED, body).into_response();
-    if let Ok(timing) = HeaderValue::from_str(&timing) {
-        response.headers_mut().insert(SERVER_TIMING, timing);
-    }
-    response.headers_mut().insert(X_AENV_TIER, HeaderValue::from_static(tier));
+    served::put_timing(&mut response, &created.stages, started);
+    served::put_tier(&mut response, created.tier);
     Ok(response)
 }
 
@@ -88,25 +81,9 @@ fn check_environment(variables: &BTreeMap<String, String>) -> Result<(), Failure
     Ok(())
 }
 
-fn server_timing(stages: &[Stage], total: Duration) -> String {
-    let milliseconds = |time: Duration| time.as_secs_f64() * 1000.0;
-    let mut parts: Vec<String> = stages
-        .iter()
-        .map(|stage| format!("{};dur={:.3}", stage.name, milliseconds(stage.duration)))
-        .collect();
-    parts.push(format!("total;dur={:.3}", milliseconds(total)));
-    parts.join(", ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn stages_are_written_in_milliseconds() {
-        let stages = [Stage { name: "claim", duration: Duration::from_micros(300) }];
-        assert_eq!(server_timing(&stages, Duration::from_millis(2)), "claim;dur=0.300, total;dur=2.000");
-    }
 
     #[test]
     fn impossible_variables_are_named() {

@@ -1,20 +1,15 @@
-//! Routes of one sandbox: show, kill, and everything that changes how long it lives.
+//! Routes of one sandbox: show, kill, and how long it lives. A paused one has no time to change: 409.
 
 use crate::error::Failure;
 use crate::extract::{JsonBody, OptionalJsonBody, SandboxPath};
 use crate::router::AppState;
 use crate::sandboxes::{timeout, view};
-use aenv_protocol::ids::SandboxId;
-use aenv_protocol::rest::{
-    ConnectRequest, RefreshRequest, ResumeRequest, Sandbox, SandboxDetail, TimeoutRequest,
-};
+use aenv_protocol::rest::{RefreshRequest, SandboxDetail, TimeoutRequest};
 use axum::Json;
 use axum::extract::State;
 use http::StatusCode;
 use std::time::Duration;
 
-/// Life time that a connect of `/v2` leaves at least, in seconds.
-const DEFAULT_CONNECT_TIMEOUT: i64 = 300;
 /// A refresh leaves at least and at most so many seconds.
 const REFRESH_FLOOR: i64 = 15;
 const REFRESH_LIMIT: i64 = 3600;
@@ -32,51 +27,13 @@ pub(crate) async fn show(
     }
 }
 
-/// `DELETE /sandboxes/{id}`.
+/// `DELETE /sandboxes/{id}`: a paused one goes with its saved state, without being resumed.
 pub(crate) async fn kill(
     State(state): State<AppState>,
     SandboxPath(id): SandboxPath,
 ) -> Result<StatusCode, Failure> {
     state.orchestrator.kill(&id).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// `POST /sandboxes/{id}/connect`: the timeout must be there.
-pub(crate) async fn connect_v1(
-    State(state): State<AppState>,
-    SandboxPath(id): SandboxPath,
-    JsonBody(request): JsonBody<ConnectRequest>,
-) -> Result<Json<Sandbox>, Failure> {
-    let Some(seconds) = request.timeout else {
-        return Err(Failure::field("timeout", "must be given"));
-    };
-    connect(&state, &id, seconds).await
-}
-
-/// `POST /v2/sandboxes/{id}/connect`.
-pub(crate) async fn connect_v2(
-    State(state): State<AppState>,
-    SandboxPath(id): SandboxPath,
-    OptionalJsonBody(request): OptionalJsonBody<ConnectRequest>,
-) -> Result<Json<Sandbox>, Failure> {
-    connect(&state, &id, request.timeout.unwrap_or(DEFAULT_CONNECT_TIMEOUT)).await
-}
-
-/// Never shortens a life time. Always 200: 201 would mean that it was resumed.
-async fn connect(state: &AppState, id: &SandboxId, seconds: i64) -> Result<Json<Sandbox>, Failure> {
-    let at_least = timeout::positive(seconds, state.settings.max_timeout)?;
-    let view = state.orchestrator.extend(id, at_least).await?;
-    Ok(Json(view::reach(view, &state.settings)))
-}
-
-/// `POST /sandboxes/{id}/resume`, which old clients send to a sandbox they paused: here each one is running.
-pub(crate) async fn resume(
-    State(state): State<AppState>,
-    SandboxPath(id): SandboxPath,
-    OptionalJsonBody(_): OptionalJsonBody<ResumeRequest>,
-) -> Result<StatusCode, Failure> {
-    let view = state.orchestrator.get(&id)?;
-    Err(Failure::new(StatusCode::CONFLICT, format!("Sandbox {} is already running", view.id)))
 }
 
 /// `POST /sandboxes/{id}/timeout`: from now, may shorten, zero and less end it.

@@ -10,13 +10,7 @@ use serde_json::{Map, Value};
 /// # Errors
 /// 400 that names the field.
 pub(crate) fn refuse(request: &NewSandbox) -> Result<(), Failure> {
-    let wished = if request.auto_pause == Some(true) {
-        Some("autoPause".to_owned())
-    } else if request.auto_pause_memory == Some(false) {
-        Some("autoPauseMemory".to_owned())
-    } else if request.auto_resume.is_some_and(|auto_resume| auto_resume.enabled) {
-        Some("autoResume".to_owned())
-    } else if request.mcp.is_some() {
+    let wished = if request.mcp.is_some() {
         Some("mcp".to_owned())
     } else if request.iam.as_ref().is_some_and(|iam| !iam.values().all(means_nothing)) {
         Some("iam".to_owned())
@@ -61,7 +55,7 @@ mod tests {
     #[test]
     fn defaults_are_no_wishes() {
         check(
-            r#""autoPause":false,"autoPauseMemory":true,"autoResume":{"enabled":false},"mcp":null,"iam":{"tokens":{}},
+            r#""mcp":null,"iam":{"tokens":{}},
                "volumeMounts":[],"network":{"allowPublicTraffic":true,"allowOut":[],"egressProxy":null,"rules":{}}"#,
         )
         .unwrap();
@@ -70,9 +64,6 @@ mod tests {
     #[test]
     fn every_wish_is_refused() {
         for wish in [
-            r#""autoPause":true"#,
-            r#""autoPauseMemory":false"#,
-            r#""autoResume":{"enabled":true}"#,
             r#""mcp":{}"#,
             r#""iam":{"tokens":{"a":{}}}"#,
             r#""volumeMounts":[{"name":"v","path":"/v"}]"#,

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod harness;
+mod pause;
 
 use aenv_api::Server;
 use aenv_protocol::envd::{ENVD_PORT, ENVD_VERSION};
@@ -93,9 +94,14 @@ async fn bad_creates_are_refused_by_the_name_of_what_is_wrong() {
         (field(r#""metadata":[]"#), 400, "metadata"),
         (field(r#""envVars":{"A":null}"#), 400, "envVars.A"),
         (field(r#""envVars":{"A=B":"c"}"#), 400, "envVars"),
-        (field(r#""autoPause":true"#), 400, "autoPause: not supported yet"),
         (field(r#""autoPause":"yes""#), 400, "autoPause"),
-        (field(r#""autoResume":{"enabled":true}"#), 400, "autoResume: not supported yet"),
+        (field(r#""autoPauseMemory":false"#), 400, "autoPauseMemory: `false` needs `autoPause: true`"),
+        (
+            field(r#""autoPause":true,"autoPauseMemory":false,"autoResume":{"enabled":true}"#),
+            400,
+            "cannot be combined with autoResume",
+        ),
+        (field(r#""autoResume":true"#), 400, "autoResume"),
         (field(r#""network":{"denyOut":["1.1.1.1"]}"#), 400, "network.denyOut: not supported yet"),
         (field(r#""volumeMounts":[{"name":"v","path":"/v"}]"#), 400, "volumeMounts: not supported yet"),
         (field(r#""mcp":{"x":{}}"#), 400, "mcp: not supported yet"),
@@ -156,6 +162,7 @@ async fn unknown_routes_methods_and_sandboxes_are_named() {
             ("GET", "", ""),
             ("DELETE", "", ""),
             ("POST", "/connect", r#"{"timeout":10}"#),
+            ("POST", "/pause", ""),
             ("POST", "/resume", ""),
             ("POST", "/timeout", r#"{"timeout":10}"#),
             ("POST", "/refreshes", ""),

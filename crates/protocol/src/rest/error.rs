@@ -20,6 +20,12 @@ pub mod code {
     pub const CAPACITY: &str = "sandbox_capacity_unavailable";
     /// Something of ours or of the host failed. E2B's word.
     pub const INTERNAL: &str = "internal_server_error";
+    /// The guest daemon does not answer, and the request needs it. E2B's word.
+    pub const GUEST_UNRESPONSIVE: &str = "sandbox_snapshot_guest_agent_unresponsive";
+    /// The memory was saved by a host that differs from this one. E2B's word.
+    pub const NO_COMPATIBLE_NODE: &str = "sandbox_no_compatible_node";
+    /// The sandbox is paused, and the request needs one that runs. Ours.
+    pub const PAUSED: &str = "sandbox_paused";
     /// The template is known but cannot be used yet.
     pub const TEMPLATE_NOT_READY: &str = "template_not_ready";
     /// The node is about to stop.

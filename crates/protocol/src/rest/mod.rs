@@ -4,14 +4,16 @@
 //! serde traits, because the node and the command line read what the other writes. Times are RFC 3339 in UTC.
 
 mod error;
+mod pause;
 mod sandbox;
 mod storage;
 mod template;
 
 pub use error::{ApiError, code};
+pub use pause::{ConnectRequest, Durability, OnResume, PauseBody, PauseMode, SavedState};
 pub use sandbox::{
-    AutoResume, ConnectRequest, ListedSandbox, NewSandbox, OnTimeout, RefreshRequest, ResumeRequest, Sandbox,
-    SandboxDetail, SandboxLifecycle, SandboxState, TimeoutRequest,
+    AutoResume, ListedSandbox, NewSandbox, OnTimeout, RefreshRequest, Sandbox, SandboxDetail,
+    SandboxLifecycle, SandboxState, TimeoutRequest,
 };
 pub use storage::CollectedGarbage;
 pub use template::{Template, TemplateAlias, TemplateBuildStatus};

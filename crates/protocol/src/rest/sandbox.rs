@@ -1,5 +1,6 @@
 //! Sandboxes: what creates, lists, shows and prolongs them.
 
+use super::pause::{PauseMode, SavedState};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -88,7 +89,7 @@ pub struct Sandbox {
 pub enum SandboxState {
     /// Answers.
     Running,
-    /// Its VM was captured and ended; no sandbox of this version is ever paused.
+    /// Stands still; its state is saved, or just being saved.
     Paused,
     /// Died by itself. Ours alone: E2B's clients do not know it, so it is shown only to those that ask for it.
     Lost,
@@ -129,6 +130,10 @@ pub struct ListedSandbox {
     /// Caller's labels.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
+    /// Whether it was paused although its guest daemon did not answer: what its programs had not flushed is in its memory
+    /// only. Absent means no.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub envd_unresponsive_at_pause: Option<bool>,
     /// Why it was lost; only when `state` is `lost`. Ours alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_reason: Option<String>,
@@ -154,6 +159,12 @@ pub struct SandboxDetail {
     pub allow_internet_access: bool,
     /// What happens at the end of its life time.
     pub lifecycle: SandboxLifecycle,
+    /// What its pause kept; only when `state` is `paused` and it is saved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause_mode: Option<PauseMode>,
+    /// The state it was saved in last, also of one that runs again. Ours alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saved: Option<SavedState>,
     /// Why the guest does not go on when it uses its disk: `disk_waits_for_room`, `block_service_away`. It goes on by itself.
     /// Ours alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -181,22 +192,6 @@ pub enum OnTimeout {
     Kill,
     /// The sandbox is paused.
     Pause,
-}
-
-/// Body of `POST …/connect`; `POST /sandboxes/{id}/connect` demands the timeout, `/v2` has a default.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ConnectRequest {
-    /// Life time left at least after the call, in seconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeout: Option<i64>,
-}
-
-/// Body of `POST /sandboxes/{id}/resume`, which old clients send.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ResumeRequest {
-    /// Life time in seconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeout: Option<i64>,
 }
 
 /// Body of `POST /sandboxes/{id}/timeout`.
@@ -244,6 +239,7 @@ mod tests {
                 envd_version: "0.6.13".into(),
                 alias: None,
                 metadata: BTreeMap::new(),
+                envd_unresponsive_at_pause: None,
                 lost_reason: None,
                 lost_detail: None,
             },
@@ -251,6 +247,8 @@ mod tests {
             domain: None,
             allow_internet_access: true,
             lifecycle: SandboxLifecycle { auto_resume: false, on_timeout: OnTimeout::Kill },
+            pause_mode: None,
+            saved: None,
             wait_reason: None,
             wait_detail: None,
         };
