@@ -8,6 +8,7 @@
 //! | `forward` | one request there and its answer back |
 //! | `guard` | bodies that break when the sandbox ends or nothing moves |
 //! | `upgrade` | connections that stopped being HTTP |
+//! | `wake` | lets traffic resume paused sandboxes |
 //! | `refusal` | the answers that the proxy gives itself |
 //!
 //! A stream of a sandbox that ends is **broken**, never ended: clients could not tell a clean end from success.
@@ -21,8 +22,10 @@ mod signed;
 pub mod target;
 mod upgrade;
 mod upstream;
+mod wake;
 
-use aenv_orchestrator::{Orchestrator, Route};
+pub use wake::{RouteTable, Signer};
+
 use aenv_protocol::envd::{ENVD_PORT, RELAY_PORT};
 use aenv_protocol::ids::SandboxId;
 use axum::body::Body;
@@ -34,28 +37,13 @@ use std::sync::Arc;
 use target::{Destination, Target};
 use tokio_util::sync::CancellationToken;
 use upstream::Upstreams;
-
-/// Tells how to reach running sandboxes.
-pub trait RouteTable: Send + Sync + 'static {
-    /// The route of a running sandbox.
-    fn route(&self, id: &SandboxId) -> Option<Route>;
-    /// The routes of all running sandboxes.
-    fn routes(&self) -> Vec<Route>;
-}
-
-impl RouteTable for Orchestrator {
-    fn route(&self, id: &SandboxId) -> Option<Route> {
-        Self::route(self, id)
-    }
-    fn routes(&self) -> Vec<Route> {
-        Self::routes(self)
-    }
-}
+use wake::Wakes;
 
 /// Forwards requests into sandboxes. Owns the kept connections.
 pub struct Proxy {
     routes: Arc<dyn RouteTable>,
     upstreams: Upstreams,
+    wakes: Wakes,
     stop: CancellationToken,
 }
 
@@ -63,7 +51,7 @@ impl Proxy {
     /// A proxy without connections; `stop` breaks the upgraded ones.
     #[must_use]
     pub fn new(routes: Arc<dyn RouteTable>, stop: CancellationToken) -> Self {
-        Self { routes, upstreams: Upstreams::default(), stop }
+        Self { routes, upstreams: Upstreams::default(), wakes: Wakes::default(), stop }
     }
 
     /// Answers a request that is aimed at a sandbox.
@@ -89,37 +77,44 @@ impl Proxy {
         request: Request<Incoming>,
         from: SocketAddr,
     ) -> Result<Response<Body>, Refusal> {
-        let (route, target) = self.resolve(to, &request)?;
+        let target = self.resolve(to, &request)?;
+        let route = self.wakes.route(&*self.routes, &target.id).await?;
         let upstream = self.upstreams.of(&route);
         let permit = upstream.admit().ok_or_else(|| Refusal::TooManyRequests(target.id.clone()))?;
         let exchange = forward::Exchange { route, target, upstream, permit, from, stop: self.stop.clone() };
         match exchange.run(request).await {
             // The guest's connections break a moment before its sandbox is known to be gone, or after: ask again.
             Err(Refusal::Failed { target, .. }) if self.routes.route(&target.id).is_none() => {
-                Err(Refusal::NotFound(target.id))
+                Err(self.went_away(target.id))
             }
+            Err(Refusal::NotFound(id)) => Err(self.went_away(id)),
             other => other,
         }
     }
 
-    fn resolve(&self, to: Destination, request: &Request<Incoming>) -> Result<(Route, Target), Refusal> {
-        let (route, target) = match to {
+    /// Why a sandbox that had a route gave no answer: only a sandbox that will not come back is "not found".
+    fn went_away(&self, id: SandboxId) -> Refusal {
+        if self.routes.may_wake(&id) { Refusal::Transitioning(id) } else { Refusal::NotFound(id) }
+    }
+
+    /// Which port of which sandbox is meant, if anybody may talk to it.
+    fn resolve(&self, to: Destination, request: &Request<Incoming>) -> Result<Target, Refusal> {
+        let target = match to {
             Destination::SignedFile => {
-                let route = signed::find(&self.routes.routes(), request.method(), request.uri().query())?;
-                let target = Target { id: route.id.clone(), port: ENVD_PORT };
-                (Some(route), target)
+                let id = signed::find(self.routes.signers(), request.method(), request.uri().query())?;
+                Target { id, port: ENVD_PORT }
             }
-            Destination::Port(target) => (self.routes.route(&target.id), target),
+            Destination::Port(target) => target,
             Destination::Invalid(why) => return Err(Refusal::Invalid(why)),
         };
         if target.port == ENVD_PORT && target::is_reserved(request.uri().path()) {
             return Err(Refusal::Reserved(request.uri().path().to_owned()));
         }
-        let Some(route) = route else { return Err(Refusal::NotFound(target.id)) };
+        // Speaks no HTTP and exists for the node alone: no reason to wake anybody.
         if target.port == RELAY_PORT {
-            // Speaks no HTTP and exists for the node alone.
-            return Err(Refusal::PortClosed(target));
+            let runs = self.routes.route(&target.id).is_some();
+            return Err(if runs { Refusal::PortClosed(target) } else { Refusal::NotFound(target.id) });
         }
-        Ok((route, target))
+        Ok(target)
     }
 }

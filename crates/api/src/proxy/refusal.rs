@@ -6,7 +6,7 @@ use aenv_protocol::ids::SandboxId;
 use axum::Json;
 use axum::body::Body;
 use axum::response::{Html, IntoResponse as _};
-use http::header::{ACCEPT, USER_AGENT};
+use http::header::{ACCEPT, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use serde_json::{Value, json};
 
@@ -34,6 +34,24 @@ pub(crate) enum Refusal {
     TooManyRequests(SandboxId),
     /// No running sandbox made this signature.
     UnknownSignature,
+    /// The sandbox is just being paused, or resumed.
+    Transitioning(SandboxId),
+    /// The sandbox is still being resumed after the longest wait.
+    Waking(SandboxId),
+    /// The sandbox is paused, and the node has no room to resume it.
+    Busy {
+        /// Which sandbox.
+        id: SandboxId,
+        /// What is missing.
+        reason: String,
+    },
+    /// The sandbox is paused and could not be resumed.
+    Asleep {
+        /// Which sandbox.
+        id: SandboxId,
+        /// What happened.
+        reason: String,
+    },
 }
 
 /// Who reads the answer.
@@ -64,8 +82,16 @@ impl Audience {
 impl Refusal {
     /// The answer.
     pub(crate) fn into_response(self, audience: Audience) -> Response<Body> {
-        let may_come_back =
-            matches!(self, Self::PortClosed(_) | Self::Failed { .. } | Self::TooManyRequests(_));
+        let may_come_back = matches!(
+            self,
+            Self::PortClosed(_)
+                | Self::Failed { .. }
+                | Self::TooManyRequests(_)
+                | Self::Transitioning(_)
+                | Self::Waking(_)
+                | Self::Busy { .. }
+        );
+        let comes_soon = matches!(self, Self::Transitioning(_) | Self::Waking(_) | Self::Busy { .. });
         let (status, body) = self.parts();
         let mut response = match (&body, audience) {
             (Value::String(text), _) => (status, text.clone()).into_response(),
@@ -74,6 +100,9 @@ impl Refusal {
         };
         if !may_come_back {
             response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+        }
+        if comes_soon {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
     }
@@ -115,6 +144,24 @@ impl Refusal {
                 id,
                 "Too many requests to this sandbox are under way; wait for some to end",
             ),
+            Self::Transitioning(id) => sandbox(
+                StatusCode::CONFLICT,
+                id,
+                "The sandbox is still transitioning. Try again in a moment.",
+            ),
+            Self::Waking(id) => sandbox(
+                StatusCode::SERVICE_UNAVAILABLE,
+                id,
+                "The sandbox is still being resumed. Try again in a moment.",
+            ),
+            Self::Busy { id, reason } => sandbox(
+                StatusCode::SERVICE_UNAVAILABLE,
+                id,
+                &format!("The sandbox is paused and cannot be resumed now: {reason}"),
+            ),
+            Self::Asleep { id, reason } => {
+                sandbox(gateway, id, &format!("The sandbox is paused and could not be resumed: {reason}"))
+            }
             Self::UnknownSignature => (
                 StatusCode::UNAUTHORIZED,
                 json!({"code": 401, "message": "invalid signature: no running sandbox has a token that made it"}),
@@ -158,6 +205,10 @@ mod tests {
         assert_eq!(status, 502);
         let message = "The sandbox is running but port is not open";
         assert_eq!(body, json!({"sandboxId": "iabc", "message": message, "port": 80, "code": 502}));
+        let (status, body) = Refusal::Transitioning("iabc".parse().unwrap()).parts();
+        assert_eq!(status, 409);
+        let message = "The sandbox is still transitioning. Try again in a moment.";
+        assert_eq!(body, json!({"sandboxId": "iabc", "message": message, "code": 409}));
     }
 
     #[test]

@@ -5,16 +5,17 @@
 
 use crate::extract::QueryPairs;
 use crate::proxy::refusal::Refusal;
-use aenv_orchestrator::Route;
+use crate::proxy::wake::Signer;
 use aenv_protocol::envd::signature::{Operation, file_signature};
+use aenv_protocol::ids::SandboxId;
 use http::Method;
 use subtle::ConstantTimeEq as _;
 
-/// The route whose token made the signature of `query`.
+/// The sandbox whose token made the signature of `query`.
 ///
 /// # Errors
 /// When there is none.
-pub(crate) fn find(routes: &[Route], method: &Method, query: Option<&str>) -> Result<Route, Refusal> {
+pub(crate) fn find(signers: Vec<Signer>, method: &Method, query: Option<&str>) -> Result<SandboxId, Refusal> {
     let query = QueryPairs::of(query.unwrap_or_default());
     let operation = if method == Method::POST { Operation::Write } else { Operation::Read };
     let path = query.raw("path").unwrap_or_default();
@@ -25,11 +26,9 @@ pub(crate) fn find(routes: &[Route], method: &Method, query: Option<&str>) -> Re
         Some(Ok(seconds)) => Some(seconds),
         Some(Err(_)) => return Err(Refusal::UnknownSignature),
     };
-    let made_it = |route: &&Route| {
-        route.access_token.as_deref().is_some_and(|token| {
-            let expected = file_signature(path, operation, user, token, expiration);
-            expected.as_bytes().ct_eq(signature.as_bytes()).into()
-        })
+    let made_it = |signer: &Signer| -> bool {
+        let expected = file_signature(path, operation, user, &signer.access_token, expiration);
+        expected.as_bytes().ct_eq(signature.as_bytes()).into()
     };
-    routes.iter().find(made_it).cloned().ok_or(Refusal::UnknownSignature)
+    signers.into_iter().find(made_it).map(|signer| signer.id).ok_or(Refusal::UnknownSignature)
 }

@@ -19,8 +19,8 @@ const SANDBOX_ID: HeaderName = HeaderName::from_static("e2b-sandbox-id");
 const SANDBOX_PORT: HeaderName = HeaderName::from_static("e2b-sandbox-port");
 
 /// Paths of the guest daemon that only the node may call.
-const RESERVED: [&str; 7] =
-    ["/init", "/freeze", "/unfreeze", "/fsfreeze", "/fsthaw", "/collapse", "/upgrade"];
+const RESERVED: [&str; 8] =
+    ["/init", "/sync", "/freeze", "/unfreeze", "/fsfreeze", "/fsthaw", "/collapse", "/upgrade"];
 
 /// A port of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! A server whose sandboxes are programs of this test: routes made by hand, dialers that connect to loopback.
 
 use aenv_api::Server;
-use aenv_api::proxy::RouteTable;
-use aenv_orchestrator::{Dial, Route};
+use aenv_api::proxy::{RouteTable, Signer};
+use aenv_orchestrator::{Dial, Error, Route};
 use aenv_protocol::ids::SandboxId;
 use axum::Router;
 use axum::body::Body;
@@ -10,13 +10,16 @@ use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
 use bytes::Bytes;
-use futures_util::{StreamExt as _, stream};
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt as _, StreamExt as _, stream};
 use http::{HeaderMap, StatusCode};
 use hyper_util::rt::TokioIo;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
@@ -26,16 +29,50 @@ pub(crate) const PROGRAM: u16 = 8080;
 /// Bytes of one piece of a large body.
 pub(crate) const PIECE: usize = 64 << 10;
 
-/// Sandboxes as a list.
+/// Sandboxes as a list, those that run and those that traffic may wake.
+#[derive(Clone, Default)]
+pub(crate) struct Table(Arc<Sandboxes>);
+
 #[derive(Default)]
-pub(crate) struct Table(Mutex<Vec<Route>>);
+struct Sandboxes {
+    running: Mutex<Vec<Route>>,
+    asleep: Mutex<HashMap<SandboxId, Asleep>>,
+    wakes: AtomicUsize,
+}
+
+/// A paused sandbox: what comes of waking it, once the test lets that happen.
+#[derive(Clone)]
+struct Asleep {
+    outcome: Result<Route, Error>,
+    let_go: CancellationToken,
+}
 
 impl RouteTable for Table {
     fn route(&self, id: &SandboxId) -> Option<Route> {
-        self.routes().into_iter().find(|route| route.id == *id)
+        self.0.running.lock().unwrap().iter().find(|route| route.id == *id).cloned()
     }
-    fn routes(&self) -> Vec<Route> {
-        self.0.lock().unwrap().clone()
+    fn signers(&self) -> Vec<Signer> {
+        let running: Vec<SandboxId> =
+            self.0.running.lock().unwrap().iter().map(|route| route.id.clone()).collect();
+        let asleep: Vec<SandboxId> = self.0.asleep.lock().unwrap().keys().cloned().collect();
+        let signer = |id: SandboxId| Signer { access_token: format!("token-of-{}", id.as_str()), id };
+        running.into_iter().chain(asleep).map(signer).collect()
+    }
+    fn may_wake(&self, id: &SandboxId) -> bool {
+        self.0.asleep.lock().unwrap().contains_key(id)
+    }
+    fn wake(&self, id: &SandboxId) -> BoxFuture<'static, Result<(), Error>> {
+        self.0.wakes.fetch_add(1, Ordering::SeqCst);
+        let (sandboxes, id) = (Arc::clone(&self.0), id.clone());
+        let asleep = sandboxes.asleep.lock().unwrap()[&id].clone();
+        async move {
+            asleep.let_go.cancelled().await;
+            let route = asleep.outcome?;
+            sandboxes.running.lock().unwrap().push(route);
+            sandboxes.asleep.lock().unwrap().remove(&id);
+            Ok(())
+        }
+        .boxed()
     }
 }
 
@@ -54,7 +91,7 @@ impl Dial for Loopback {
 /// The server under test.
 pub(crate) struct Harness {
     pub(crate) address: SocketAddr,
-    pub(crate) table: Arc<Table>,
+    pub(crate) table: Table,
     pub(crate) shutdown: CancellationToken,
     pub(crate) server: tokio::task::JoinHandle<()>,
 }
@@ -63,31 +100,60 @@ impl Harness {
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let table = Arc::new(Table::default());
+        let table = Table::default();
         let shutdown = CancellationToken::new();
         let control_plane = Router::new().route("/health", get(|| async { "control plane" }));
-        let server = tokio::spawn(Server::new(control_plane, table.clone()).run(listener, shutdown.clone()));
+        let server =
+            tokio::spawn(Server::new(control_plane, Arc::new(table.clone())).run(listener, shutdown.clone()));
         Self { address, table, shutdown, server }
     }
 
     /// Adds a sandbox whose ports are these; the token ends it.
     pub(crate) fn add(&self, id: &str, lifecycle: u64, ports: &[(u16, SocketAddr)]) -> CancellationToken {
-        let ended = CancellationToken::new();
-        self.table.0.lock().unwrap().push(Route {
-            id: id.parse().unwrap(),
-            lifecycle,
-            dialer: Arc::new(Loopback(ports.iter().copied().collect())),
-            ended: ended.clone(),
-            access_token: Some(format!("token-of-{id}")),
-            guest_address: IpAddr::V4(Ipv4Addr::LOCALHOST),
-        });
+        let route = route(id, lifecycle, ports);
+        let ended = route.ended.clone();
+        self.table.0.running.lock().unwrap().push(route);
         ended
     }
 
     /// Ends a sandbox as the orchestrator does: first no route, then the news.
     pub(crate) fn end(&self, id: &str, ended: &CancellationToken) {
-        self.table.0.lock().unwrap().retain(|route| route.id.as_str() != id);
+        self.table.0.running.lock().unwrap().retain(|route| route.id.as_str() != id);
         ended.cancel();
+    }
+
+    /// Adds a paused sandbox that has this route when it is woken; the token lets that happen.
+    pub(crate) fn put_to_sleep(
+        &self,
+        id: &str,
+        lifecycle: u64,
+        ports: &[(u16, SocketAddr)],
+    ) -> CancellationToken {
+        self.sleep(id, Ok(route(id, lifecycle, ports)))
+    }
+
+    /// Adds a paused sandbox that cannot be woken.
+    pub(crate) fn put_to_sleep_for_good(&self, id: &str, error: Error) {
+        self.sleep(id, Err(error)).cancel();
+    }
+
+    fn sleep(&self, id: &str, outcome: Result<Route, Error>) -> CancellationToken {
+        let let_go = CancellationToken::new();
+        let asleep = Asleep { outcome, let_go: let_go.clone() };
+        self.table.0.asleep.lock().unwrap().insert(id.parse().unwrap(), asleep);
+        let_go
+    }
+
+    /// How often a sandbox was woken.
+    pub(crate) fn wakes(&self) -> usize {
+        self.table.0.wakes.load(Ordering::SeqCst)
+    }
+
+    /// Waits until somebody has begun to wake a sandbox.
+    pub(crate) async fn until_waking(&self) {
+        while self.wakes() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// Sends a text as it is.
@@ -104,6 +170,17 @@ impl Harness {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         answer
+    }
+}
+
+fn route(id: &str, lifecycle: u64, ports: &[(u16, SocketAddr)]) -> Route {
+    Route {
+        id: id.parse().unwrap(),
+        lifecycle,
+        dialer: Arc::new(Loopback(ports.iter().copied().collect())),
+        ended: CancellationToken::new(),
+        access_token: Some(format!("token-of-{id}")),
+        guest_address: IpAddr::V4(Ipv4Addr::LOCALHOST),
     }
 }
 

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod harness;
+mod wake;
 
 use aenv_protocol::envd::ENVD_PORT;
 use aenv_protocol::envd::signature::{Operation, file_signature};
