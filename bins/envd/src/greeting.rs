@@ -1,7 +1,7 @@
 //! `POST /init`: the node greets the guest after every boot and restore.
 //!
-//! Order of effects, all before the answer: random pool, clock, hostname and files (a guest's own machine only), then
-//! the settings in one step. A greeting with a token that is already held elsewhere, or an old one, changes nothing:
+//! Order of effects, all before the answer: clock, random pool, hostname and files (a guest's own machine only), then
+//! the settings in one step. The clock comes first because programs of a guest that goes on run beside the daemon. A greeting with a token that is already held elsewhere, or an old one, changes nothing:
 //!
 //! | state | greeting | effect |
 //! |---|---|---|

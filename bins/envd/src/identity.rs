@@ -1,4 +1,4 @@
-//! Makes a restored guest a machine of its own: random pool, clock, hostname, machine id, the files that tell who it is.
+//! Makes a restored guest a machine of its own: clock, random pool, hostname, machine id, the files that tell who it is.
 //!
 //! Runs before any process of a user does. Kernel state that must differ between siblings (random pool, clock, hostname)
 //! is a condition: its failure is an error. Files are best effort, as an image may be read-only or full: a failure is
@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 
 /// A clock that is behind by more is stepped, in nanoseconds. Source: E2B's daemon.
 const MAX_BEHIND: i128 = 50_000_000;
-/// A clock that is ahead by more is stepped; a little is forgiven, as time that jumps back confuses programs.
-const MAX_AHEAD: i128 = 5_000_000_000;
+/// A clock that is ahead by more is stepped; a little is forgiven, as time that jumps back confuses programs. E2B's daemon
+/// forgives five seconds; ours is to be right within half a second, the way of the greeting included.
+const MAX_AHEAD: i128 = 250_000_000;
 /// Ends the line of `/etc/hosts` that is ours.
 const HOSTS_MARK: &str = "# sandbox";
 
@@ -52,6 +53,41 @@ pub(crate) enum IdentityError {
     },
 }
 
+/// What of the kernel's state makes a machine its own.
+trait Kernel {
+    /// The realtime clock, in nanoseconds since the epoch.
+    fn clock(&self) -> i128;
+    /// Sets the realtime clock alone: monotonic time goes on where it stood, so that no timer of a program jumps.
+    fn set_clock(&mut self, time: jiff::Timestamp) -> io::Result<()>;
+    /// Feeds the random pool.
+    fn feed(&mut self, entropy: &[u8]) -> Result<(), RandomPoolError>;
+    /// Sets the hostname.
+    fn set_hostname(&mut self, name: &str) -> io::Result<()>;
+}
+
+/// The kernel that runs this process.
+struct Own;
+
+impl Kernel for Own {
+    fn clock(&self) -> i128 {
+        let time = rustix::time::clock_gettime(ClockId::Realtime);
+        i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
+    }
+
+    fn set_clock(&mut self, time: jiff::Timestamp) -> io::Result<()> {
+        let time = Timespec { tv_sec: time.as_second(), tv_nsec: i64::from(time.subsec_nanosecond()) };
+        Ok(rustix::time::clock_settime(ClockId::Realtime, time)?)
+    }
+
+    fn feed(&mut self, entropy: &[u8]) -> Result<(), RandomPoolError> {
+        feed_random_pool(entropy)
+    }
+
+    fn set_hostname(&mut self, name: &str) -> io::Result<()> {
+        Ok(rustix::system::sethostname(name.as_bytes())?)
+    }
+}
+
 /// Gives the running machine the host's time and the identity.
 ///
 /// # Errors
@@ -61,30 +97,31 @@ pub(crate) fn apply(
     identity: Option<&Identity>,
     time: Option<jiff::Timestamp>,
 ) -> Result<(), IdentityError> {
+    set_kernel_state(&mut Own, identity, time)?;
     if let Some(identity) = identity {
-        feed_random_pool(&base64::engine::general_purpose::STANDARD.decode(&identity.entropy)?)?;
-    }
-    if let Some(time) = time {
-        step_clock(time)?;
-    }
-    if let Some(identity) = identity {
-        rustix::system::sethostname(identity.hostname.as_bytes())
-            .map_err(|error| IdentityError::Kernel { what: "hostname", source: error.into() })?;
         write_files(roots, identity);
     }
     Ok(())
 }
 
-/// Sets only the realtime clock: monotonic time goes on where it stood, so that no timer of a program jumps.
-fn step_clock(host: jiff::Timestamp) -> Result<(), IdentityError> {
-    let own = rustix::time::clock_gettime(ClockId::Realtime);
-    let own = i128::from(own.tv_sec) * 1_000_000_000 + i128::from(own.tv_nsec);
-    if !must_step(own, host.as_nanosecond()) {
-        return Ok(());
+/// The clock before anything else: every moment later, a program that went on may read it.
+fn set_kernel_state(
+    kernel: &mut impl Kernel,
+    identity: Option<&Identity>,
+    time: Option<jiff::Timestamp>,
+) -> Result<(), IdentityError> {
+    if let Some(time) = time
+        && must_step(kernel.clock(), time.as_nanosecond())
+    {
+        kernel.set_clock(time).map_err(|source| IdentityError::Kernel { what: "clock", source })?;
     }
-    let time = Timespec { tv_sec: host.as_second(), tv_nsec: i64::from(host.subsec_nanosecond()) };
-    rustix::time::clock_settime(ClockId::Realtime, time)
-        .map_err(|error| IdentityError::Kernel { what: "clock", source: error.into() })
+    if let Some(identity) = identity {
+        kernel.feed(&base64::engine::general_purpose::STANDARD.decode(&identity.entropy)?)?;
+        kernel
+            .set_hostname(&identity.hostname)
+            .map_err(|source| IdentityError::Kernel { what: "hostname", source })?;
+    }
+    Ok(())
 }
 
 fn must_step(own: i128, host: i128) -> bool {
@@ -202,7 +239,67 @@ mod tests {
         for (own, stepped) in [(host, false), (host - 40_000_000, false), (host - 60_000_000, true)] {
             assert_eq!(must_step(own, host), stepped, "{own}");
         }
-        assert!(!must_step(host + 4_000_000_000, host));
-        assert!(must_step(host + 6_000_000_000, host));
+        assert!(!must_step(host + 200_000_000, host));
+        assert!(must_step(host + 400_000_000, host));
+    }
+
+    /// A kernel that only remembers what was asked of it, in order.
+    struct Remembering {
+        clock: i128,
+        done: Vec<String>,
+        refuses_entropy: bool,
+    }
+
+    impl Kernel for Remembering {
+        fn clock(&self) -> i128 {
+            self.clock
+        }
+        fn set_clock(&mut self, time: jiff::Timestamp) -> io::Result<()> {
+            self.clock = time.as_nanosecond();
+            self.done.push("clock".to_owned());
+            Ok(())
+        }
+        fn feed(&mut self, entropy: &[u8]) -> Result<(), RandomPoolError> {
+            if self.refuses_entropy {
+                return Err(RandomPoolError::Size(entropy.len()));
+            }
+            self.done.push(format!("{} random bytes", entropy.len()));
+            Ok(())
+        }
+        fn set_hostname(&mut self, name: &str) -> io::Result<()> {
+            self.done.push(name.to_owned());
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn after_any_pause_the_clock_is_right_before_anything_else_is_done() {
+        const HALF_A_SECOND: i128 = 500_000_000;
+        let host: jiff::Timestamp = "2026-11-30T12:00:00.123456789Z".parse().expect("is a time");
+        let named = Identity { entropy: "AAAA".to_owned(), ..identity("h") };
+        // What the guest's clock shows after it stood still, or was restored where the clock is another one.
+        for behind_ms in [-86_400_000, -4_000, -600, -300, 0, 40, 60, 40_000, 60_000, 31_536_000_000_i128] {
+            let clock = host.as_nanosecond() - behind_ms * 1_000_000;
+            let mut kernel = Remembering { clock, done: Vec::new(), refuses_entropy: false };
+            set_kernel_state(&mut kernel, Some(&named), Some(host)).expect("is set");
+            assert!((kernel.clock - host.as_nanosecond()).abs() <= HALF_A_SECOND, "{behind_ms}");
+            let stepped = !(-250..=50).contains(&behind_ms);
+            let expected: &[&str] =
+                if stepped { &["clock", "3 random bytes", "h"] } else { &["3 random bytes", "h"] };
+            assert_eq!(kernel.done, expected, "{behind_ms}");
+            // A guest that keeps its identity gets the time all the same.
+            let mut kernel = Remembering { clock, done: Vec::new(), refuses_entropy: false };
+            set_kernel_state(&mut kernel, None, Some(host)).expect("is set");
+            assert_eq!(kernel.done.len(), usize::from(stepped), "{behind_ms}");
+        }
+    }
+
+    #[test]
+    fn what_fails_later_does_not_keep_the_clock_wrong() {
+        let host: jiff::Timestamp = "2026-11-30T12:00:00Z".parse().expect("is a time");
+        let mut kernel = Remembering { clock: 0, done: Vec::new(), refuses_entropy: true };
+        let named = Identity { entropy: "AAAA".to_owned(), ..identity("h") };
+        set_kernel_state(&mut kernel, Some(&named), Some(host)).expect_err("the pool refuses");
+        assert_eq!((kernel.clock, kernel.done), (host.as_nanosecond(), vec!["clock".to_owned()]));
     }
 }
