@@ -5,6 +5,7 @@
 use crate::accounts::{AccountError, Accounts, User};
 use crate::paths::{self, PathError};
 use crate::process::table::Processes;
+use crate::sync::Flushes;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -75,6 +76,8 @@ pub(crate) struct Daemon {
     pub(crate) processes: Processes,
     /// Whether the machine is the daemon's own.
     pub(crate) machine: Machine,
+    /// What brings written data to the disk.
+    pub(crate) flushes: Flushes,
     /// `PATH` of processes.
     search_path: Arc<str>,
 }
@@ -83,7 +86,13 @@ impl Daemon {
     /// A daemon that was not greeted yet.
     #[must_use]
     pub(crate) fn new(processes: Processes, machine: Machine, search_path: &str) -> Self {
-        Self { settings: Arc::default(), processes, machine, search_path: search_path.into() }
+        Self {
+            settings: Arc::default(),
+            processes,
+            machine,
+            flushes: Flushes::default(),
+            search_path: search_path.into(),
+        }
     }
 
     /// The settings, to read. Not to be held across an await.

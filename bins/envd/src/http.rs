@@ -7,7 +7,7 @@
 //! Owns no state; the [`Daemon`] is handed to the handlers.
 
 use crate::daemon::Daemon;
-use crate::{files, greeting, metrics, rpc};
+use crate::{files, greeting, metrics, rpc, sync};
 use aenv_protocol::envd::ACCESS_TOKEN_HEADER;
 use aenv_protocol::envd::files::ErrorBody;
 use axum::Router;
@@ -48,6 +48,7 @@ pub(crate) fn routes(daemon: &Daemon) -> Router {
     Router::new()
         .route("/health", get(|| async { (StatusCode::NO_CONTENT, [(header::CACHE_CONTROL, "no-store")]) }))
         .route("/init", post(greeting::greet))
+        .route("/sync", post(sync::answer))
         .route("/envs", get(environment))
         .route("/metrics", get(metrics::answer))
         .route("/files", get(files::download::download).post(files::upload::upload))

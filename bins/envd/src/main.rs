@@ -21,6 +21,7 @@ mod process;
 mod reaper;
 mod relay;
 mod rpc;
+mod sync;
 
 use aenv_protocol::envd::{ENVD_PORT, RELAY_PORT};
 use anyhow::{Context as _, bail};

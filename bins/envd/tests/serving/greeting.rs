@@ -64,6 +64,23 @@ fn an_old_greeting_changes_nothing_unless_it_makes_another_sandbox() {
 }
 
 #[test]
+fn whoever_holds_the_token_may_have_everything_flushed_several_at_a_time() {
+    let Some(daemon) = Daemon::start() else { return };
+    let sync = |token: &str| daemon.request("POST", "/sync", &[("X-Access-Token", token)], b"").status;
+    assert_eq!(sync(""), 204, "a daemon without a token is open");
+    assert_eq!(daemon.get("/sync").status, 405);
+    assert_eq!(daemon.request("POST", "/init", &[], br#"{"accessToken":"secret"}"#).status, 204);
+    assert_eq!(sync("other"), 401);
+    assert_eq!(daemon.request("POST", "/sync", &[], b"").status, 401);
+    std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..8).map(|_| scope.spawn(|| sync("secret"))).collect();
+        for call in calls {
+            assert_eq!(call.join().expect("ends"), 204);
+        }
+    });
+}
+
+#[test]
 fn bad_greetings_are_refused() {
     let Some(daemon) = Daemon::start() else { return };
     for bad in ["[", "{\"timestamp\":\"now\"}", "{\"envVars\":7}"] {
