@@ -4,10 +4,13 @@
 
 use crate::failure::{Exit, Failure};
 use crate::settings::{ApiKey, BaseUrl, Settings};
-use crate::transport::{RequestBody, Transport, TransportError, empty_body, error_text, full_body};
+use crate::transport::{
+    RequestBody, Transport, TransportError, empty_body, error_code, error_text, full_body,
+};
 use aenv_protocol::ids::SandboxId;
 use aenv_protocol::rest::{
-    CollectedGarbage, ListedSandbox, NewSandbox, Sandbox, SandboxDetail, Template, TimeoutRequest,
+    CollectedGarbage, ConnectRequest, Durability, ListedSandbox, NewSandbox, PauseBody, Sandbox,
+    SandboxDetail, Template, TimeoutRequest,
 };
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
@@ -20,6 +23,8 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// A create without a standby, on a loaded machine without KVM, may restore for long.
 const CREATE_PATIENCE: Duration = Duration::from_secs(300);
+/// Saving waits for a disk where that is asked for; restoring, without KVM and on a loaded machine, may take long.
+const PAUSE_PATIENCE: Duration = Duration::from_secs(300);
 /// The node gives its block service a minute.
 const COLLECT_PATIENCE: Duration = Duration::from_secs(90);
 /// Most sandboxes that one page of a listing holds. Source: E2B's API.
@@ -27,6 +32,8 @@ const PAGE: usize = 100;
 /// A listing longer than this many pages does not end.
 const MAX_PAGES: usize = 10_000;
 const NEXT_TOKEN: &str = "x-next-token";
+const DURABILITY: &str = "x-aenv-durability";
+const TIER: &str = "x-aenv-tier";
 /// What stays as it is in a query: the unreserved characters of RFC 3986.
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
@@ -36,7 +43,7 @@ pub(crate) enum ApiError {
     /// No usable answer.
     Transport(TransportError),
     /// The API answered with an error.
-    Refused { status: StatusCode, message: String },
+    Refused { status: StatusCode, message: String, code: Option<String> },
     /// The answer is not what the API promises.
     NotUnderstood { base: BaseUrl, reason: String },
     /// The request cannot be expressed.
@@ -54,13 +61,23 @@ impl ApiError {
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Self::Refused { status: StatusCode::NOT_FOUND, .. })
     }
+
+    /// Whether what was asked for contradicts the state of the sandbox.
+    pub(crate) fn is_conflict(&self) -> bool {
+        matches!(self, Self::Refused { status: StatusCode::CONFLICT, .. })
+    }
+
+    /// Whether the API gave this word as the reason.
+    pub(crate) fn is(&self, word: &str) -> bool {
+        matches!(self, Self::Refused { code: Some(code), .. } if code == word)
+    }
 }
 
 impl From<ApiError> for Failure {
     fn from(error: ApiError) -> Self {
         match error {
             ApiError::Transport(error) => error.into(),
-            ApiError::Refused { status, message } => {
+            ApiError::Refused { status, message, .. } => {
                 let failure = Self::new(message);
                 match status {
                     StatusCode::UNAUTHORIZED => failure.with_hint(
@@ -85,6 +102,15 @@ impl From<ApiError> for Failure {
             ApiError::Unaskable { reason } => Self::new(reason).with_exit(Exit::USAGE),
         }
     }
+}
+
+/// How a resume was served.
+#[derive(Debug)]
+pub(crate) struct Resumed {
+    /// Whether it ran already.
+    pub(crate) was_running: bool,
+    /// What served it: `hot`, `warm` or `cold`.
+    pub(crate) tier: Option<String>,
 }
 
 /// The API of one node.
@@ -138,7 +164,7 @@ impl ApiClient {
             }
             let answer = self.ask(self.request(Method::GET, &path, None::<&()>)?, PATIENCE).await?;
             all.append(&mut self.read(&answer)?);
-            token = answer.headers().get(NEXT_TOKEN).and_then(|value| value.to_str().ok()).map(str::to_owned);
+            token = text(&answer, NEXT_TOKEN).map(str::to_owned);
             if token.as_deref().is_none_or(str::is_empty) {
                 return Ok(all);
             }
@@ -160,6 +186,25 @@ impl ApiClient {
         let body = TimeoutRequest { timeout: seconds };
         let request = self.request(Method::POST, &format!("/sandboxes/{id}/timeout"), Some(&body))?;
         self.ask(request, PATIENCE).await.map(|_nothing| ())
+    }
+
+    /// Pauses a sandbox; tells what its saved state survives, if the node says so.
+    pub(crate) async fn pause(
+        &self,
+        id: &SandboxId,
+        wish: &PauseBody,
+    ) -> Result<Option<Durability>, ApiError> {
+        let request = self.request(Method::POST, &format!("/sandboxes/{id}/pause"), Some(wish))?;
+        let answer = self.ask(request, PAUSE_PATIENCE).await?;
+        Ok(text(&answer, DURABILITY).and_then(|word| serde_json::from_value(word.into()).ok()))
+    }
+
+    /// Lets a paused sandbox go on; one that runs only gets its time.
+    pub(crate) async fn resume(&self, id: &SandboxId, wish: &ConnectRequest) -> Result<Resumed, ApiError> {
+        let request = self.request(Method::POST, &format!("/v2/sandboxes/{id}/connect"), Some(wish))?;
+        let answer = self.ask(request, PAUSE_PATIENCE).await?;
+        let was_running = answer.status() != StatusCode::CREATED;
+        Ok(Resumed { was_running, tier: text(&answer, TIER).map(str::to_owned) })
     }
 
     /// All templates.
@@ -207,6 +252,7 @@ impl ApiClient {
         Err(ApiError::Refused {
             status: answer.status(),
             message: error_text(answer.status(), answer.body()),
+            code: error_code(answer.body()),
         })
     }
 
@@ -231,6 +277,10 @@ pub(crate) async fn health(transport: &Transport, base: &BaseUrl) -> Result<(), 
     }
     let reason = error_text(answer.status(), answer.body());
     Err(ApiError::NotUnderstood { base: base.clone(), reason })
+}
+
+fn text<'a>(answer: &'a Response<Bytes>, header: &str) -> Option<&'a str> {
+    answer.headers().get(header).and_then(|value| value.to_str().ok())
 }
 
 fn encoded(text: &str) -> String {

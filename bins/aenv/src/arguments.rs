@@ -73,6 +73,15 @@ pub(crate) enum Command {
     Rm(RemoveArguments),
     /// Set how long a sandbox lives from now on
     Timeout(TimeoutArguments),
+    /// Stop a sandbox and keep all it has: files, processes, memory
+    ///
+    /// A paused sandbox uses no processor, soon no memory, and has no life time. `aenv resume` lets it go on, `aenv rm`
+    /// removes it.
+    Pause(PauseArguments),
+    /// Let a paused sandbox go on
+    ///
+    /// One that runs already gets the time only, and never less than it has.
+    Resume(ResumeArguments),
     /// Copy one file into a sandbox
     Upload(UploadArguments),
     /// Copy one file out of a sandbox
@@ -200,9 +209,26 @@ pub(crate) struct StartArguments {
     /// Let the sandbox reach nothing outside
     #[arg(long)]
     pub(crate) no_internet: bool,
+    /// What becomes of the sandbox when its time is over
+    #[arg(long, value_enum, default_value_t = EndOfTime::Kill, value_name = "WHAT")]
+    pub(crate) on_timeout: EndOfTime,
+    /// Let requests to the sandbox resume it when it is paused
+    #[arg(long)]
+    pub(crate) auto_resume: bool,
     /// Leave the sandbox running and end
     #[arg(long, short = 'd')]
     pub(crate) detach: bool,
+}
+
+/// What becomes of a sandbox when its time is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EndOfTime {
+    /// It is gone
+    Kill,
+    /// It is paused, with its memory
+    Pause,
+    /// It is paused without its memory: it boots when it is resumed
+    PauseFilesystem,
 }
 
 /// Arguments of `exec`.
@@ -268,6 +294,47 @@ pub(crate) struct TimeoutArguments {
     /// Time to live, counted from now: 300, 90s, 10m, 1h30m
     #[arg(value_parser = parse_duration)]
     pub(crate) duration: Duration,
+}
+
+/// Arguments of `pause`.
+#[derive(Debug, Args)]
+pub(crate) struct PauseArguments {
+    /// Sandbox to pause
+    #[arg(value_name = "ID", value_parser = parse_sandbox_id)]
+    pub(crate) sandbox: SandboxId,
+    /// Keep the files only: processes end, and the sandbox boots when it is resumed
+    #[arg(long)]
+    pub(crate) filesystem: bool,
+    /// Wait until what is kept survives this
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) durability: Option<DurabilityWish>,
+    /// Do not pause a sandbox whose daemon does not answer
+    #[arg(long)]
+    pub(crate) require_healthy_guest: bool,
+}
+
+/// What a pause waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DurabilityWish {
+    /// The end of every process of the node
+    Process,
+    /// A power cut of the node
+    Local,
+}
+
+/// Arguments of `resume`.
+#[derive(Debug, Args)]
+pub(crate) struct ResumeArguments {
+    /// Sandbox to resume
+    #[arg(value_name = "ID", value_parser = parse_sandbox_id)]
+    pub(crate) sandbox: SandboxId,
+    /// How long it lives at least from now: 300, 90s, 5m, 1h30m
+    #[arg(long, default_value = "5m", value_parser = parse_duration, value_name = "DURATION")]
+    #[arg(allow_hyphen_values = true)]
+    pub(crate) timeout: Duration,
+    /// Boot from its disk, although its memory was kept: processes are lost, files are not
+    #[arg(long)]
+    pub(crate) reboot: bool,
 }
 
 /// Arguments of `upload`.

@@ -8,6 +8,7 @@ pub(crate) mod files;
 pub(crate) mod inspect;
 pub(crate) mod layer;
 pub(crate) mod list;
+pub(crate) mod pause;
 pub(crate) mod remove;
 pub(crate) mod start;
 pub(crate) mod template;
@@ -47,12 +48,16 @@ impl Context {
         ApiClient::new(&self.settings, &self.transport)
     }
 
-    /// The daemon of a running sandbox.
+    /// The daemon of a sandbox that runs, or that requests wake.
     ///
     /// # Errors
-    /// When there is no key or no such sandbox.
+    /// When there is no key or no such sandbox, or it is paused and stays so.
     pub(crate) async fn envd(&self, id: &SandboxId) -> Result<EnvdClient, Failure> {
-        EnvdClient::connect(&self.settings, &self.transport, &self.api()?, id).await
+        let detail = self.api()?.sandbox(id).await?;
+        if !pause::answers(&detail) {
+            return Err(pause::paused_failure(id));
+        }
+        EnvdClient::new(&self.settings, &self.transport, id, detail.envd_access_token.as_deref())
     }
 }
 
@@ -69,6 +74,10 @@ pub(crate) async fn explain(
     let Ok(api) = context.api() else { return failure };
     let reason = match tokio::time::timeout(EXPLANATION_PATIENCE, api.sandbox(id)).await {
         Ok(Err(ApiError::Refused { message, .. })) => Some(message),
+        // No question to its daemon then: that might wake it.
+        Ok(Ok(detail)) if pause::is_paused(&detail.listed) => {
+            return failure.because("the sandbox was paused").with_hint(pause::resume_hint(id));
+        }
         _ => envd.why_unreachable().await,
     };
     match reason {

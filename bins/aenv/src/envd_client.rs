@@ -7,7 +7,7 @@
 //! start ──▶ Started(pid) ─▶ { Stdout | Stderr | keepalive } ─▶ Ended      any other end is a broken stream
 //! ```
 
-use crate::api_client::{ApiClient, ApiError};
+use crate::api_client::ApiError;
 use crate::failure::{Exit, Failure, chain};
 use crate::settings::{BaseUrl, Settings};
 use crate::transport::{
@@ -179,17 +179,16 @@ pub(crate) struct EnvdClient {
 }
 
 impl EnvdClient {
-    /// Asks the API for the sandbox's token and prepares the way to its daemon.
+    /// Prepares the way to the daemon of a sandbox, which demands `token`.
     ///
     /// # Errors
-    /// When the sandbox is not there or no longer runs.
-    pub(crate) async fn connect(
+    /// When id, token or address cannot be sent.
+    pub(crate) fn new(
         settings: &Settings,
         transport: &Transport,
-        api: &ApiClient,
         id: &SandboxId,
+        token: Option<&str>,
     ) -> Result<Self, Failure> {
-        let detail = api.sandbox(id).await?;
         let mut headers = HeaderMap::new();
         let unusable = |what: &str| ApiError::NotUnderstood {
             base: settings.api.clone(),
@@ -198,8 +197,8 @@ impl EnvdClient {
         let id_value = HeaderValue::from_str(id.as_str()).map_err(|_| unusable("the id"))?;
         headers.insert("e2b-sandbox-id", id_value);
         headers.insert("e2b-sandbox-port", HeaderValue::from(ENVD_PORT));
-        if let Some(token) = detail.envd_access_token {
-            let mut value = HeaderValue::from_str(&token).map_err(|_| unusable("the access token"))?;
+        if let Some(token) = token {
+            let mut value = HeaderValue::from_str(token).map_err(|_| unusable("the access token"))?;
             value.set_sensitive(true);
             headers.insert(ACCESS_TOKEN_HEADER, value);
         }

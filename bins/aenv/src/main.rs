@@ -79,6 +79,8 @@ async fn dispatch(arguments: Arguments, printer: Printer) -> Result<Exit, Failur
         Command::Exec(arguments) => commands::exec::run(&context, arguments).await,
         Command::Ls(arguments) => commands::list::run(&context, arguments).await,
         Command::Rm(arguments) => commands::remove::run(&context, arguments).await,
+        Command::Pause(arguments) => commands::pause::pause(&context, arguments).await,
+        Command::Resume(arguments) => commands::pause::resume(&context, arguments).await,
         Command::Timeout(arguments) => commands::timeout::run(&context, arguments).await,
         Command::Upload(arguments) => commands::files::upload(&context, arguments).await,
         Command::Download(arguments) => commands::files::download(&context, arguments).await,

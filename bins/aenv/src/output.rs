@@ -218,9 +218,14 @@ pub(crate) fn human_duration(duration: Duration) -> String {
     }
 }
 
+/// A size as people say it.
+pub(crate) fn human_bytes(bytes: u64) -> String {
+    indicatif::BinaryBytes(bytes).to_string()
+}
+
 /// A size as people say it, from mebibytes.
 pub(crate) fn human_mebibytes(mebibytes: u64) -> String {
-    indicatif::BinaryBytes(mebibytes.saturating_mul(1 << 20)).to_string()
+    human_bytes(mebibytes.saturating_mul(1 << 20))
 }
 
 #[cfg(test)]

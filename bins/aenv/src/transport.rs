@@ -154,3 +154,8 @@ pub(crate) fn error_text(status: http::StatusCode, body: &[u8]) -> String {
         }
     }
 }
+
+/// The word for programs in an error's body, if there is one.
+pub(crate) fn error_code(body: &[u8]) -> Option<String> {
+    serde_json::from_slice::<ApiError>(body).ok()?.error_code
+}

@@ -1,9 +1,10 @@
 //! `aenv inspect`: everything the API tells about one sandbox, except the secret.
 
 use crate::arguments::InspectArguments;
-use crate::commands::{Context, list};
+use crate::commands::{Context, list, pause};
 use crate::failure::{Exit, Failure};
-use crate::output::{human_duration, human_mebibytes};
+use crate::output::{human_bytes, human_duration, human_mebibytes};
+use aenv_protocol::rest::{OnTimeout, SandboxDetail, SavedState};
 use jiff::Timestamp;
 
 /// Shows one sandbox. Its access token is left out: results end up in logs.
@@ -21,12 +22,15 @@ pub(crate) async fn run(context: &Context, arguments: InspectArguments) -> Resul
         ["template".to_owned(), sandbox.alias.clone().unwrap_or_else(|| sandbox.template_id.clone())],
         ["state".to_owned(), list::state_name(sandbox.state).to_owned()],
         ["started".to_owned(), told(sandbox.started_at, "ago", list::between(sandbox.started_at, now))],
-        ["ends".to_owned(), told(sandbox.end_at, "from now", list::between(now, sandbox.end_at))],
+        ["ends".to_owned(), ends(&detail, now)],
         ["cpu".to_owned(), sandbox.cpu_count.to_string()],
         ["memory".to_owned(), human_mebibytes(sandbox.memory_mb)],
         ["disk".to_owned(), human_mebibytes(sandbox.disk_size_mb)],
         ["internet".to_owned(), if detail.allow_internet_access { "yes" } else { "no" }.to_owned()],
     ];
+    if let Some(saved) = &detail.saved {
+        rows.extend(saved_rows(saved, now));
+    }
     if let Some(reason) = &detail.wait_reason {
         let evidence = detail.wait_detail.as_deref().unwrap_or_default();
         rows.push(["waits".to_owned(), format!("{reason}: {evidence}")]);
@@ -34,6 +38,49 @@ pub(crate) async fn run(context: &Context, arguments: InspectArguments) -> Resul
     rows.extend(sandbox.metadata.iter().map(|(key, value)| [format!("label {key}"), value.clone()]));
     context.printer.table(["WHAT", "VALUE"], rows)?;
     Ok(Exit::DONE)
+}
+
+/// When its time is over, and what happens then. The time of a paused one does not run.
+fn ends(detail: &SandboxDetail, now: Timestamp) -> String {
+    let sandbox = &detail.listed;
+    if pause::is_paused(sandbox) {
+        let wakes = if pause::answers(detail) { ", or by a request to it" } else { "" };
+        return format!("never; goes on by `aenv resume`{wakes}");
+    }
+    let time = told(sandbox.end_at, "from now", list::between(now, sandbox.end_at));
+    match detail.lifecycle.on_timeout {
+        OnTimeout::Kill => time,
+        OnTimeout::Pause => format!("{time}, then it is paused"),
+    }
+}
+
+/// What is known of the state it was saved in last.
+fn saved_rows(saved: &SavedState, now: Timestamp) -> Vec<[String; 2]> {
+    let bytes = |bytes: Option<u64>| bytes.map_or("not known yet".to_owned(), human_bytes);
+    let mut rows = vec![
+        ["saved".to_owned(), told(saved.saved_at, "ago", list::between(saved.saved_at, now))],
+        ["saved state".to_owned(), format!("number {}, {}", saved.number, saved.mode.as_str())],
+        [
+            "durability".to_owned(),
+            format!("{}: survives {}", saved.durability.as_str(), pause::survived_by(saved.durability)),
+        ],
+        ["tier".to_owned(), saved.tier.clone()],
+        ["layers of memory".to_owned(), saved.memory_layers.to_string()],
+        ["memory added".to_owned(), bytes(saved.memory_bytes)],
+        ["disk stored".to_owned(), bytes(saved.disk_bytes)],
+        ["guest stood still".to_owned(), format!("{:.1} ms", saved.stopped_ms)],
+    ];
+    if !saved.flushed {
+        let what = "no: its daemon did not answer, what was not written out is in its memory only";
+        rows.push(["flushed".to_owned(), what.to_owned()]);
+    }
+    if let Some(cause) = &saved.fallback {
+        rows.push(["fell back".to_owned(), format!("what came after this state was lost: {cause}")]);
+    }
+    if let Some(pending) = &saved.pending {
+        rows.push(["pending".to_owned(), pending.clone()]);
+    }
+    rows
 }
 
 fn told(at: Timestamp, direction: &str, distance: std::time::Duration) -> String {

@@ -50,7 +50,11 @@ fn row(sandbox: &ListedSandbox, now: Timestamp) -> [String; 8] {
         sandbox.alias.clone().unwrap_or_else(|| sandbox.template_id.clone()),
         state_name(sandbox.state).to_owned(),
         human_duration(between(sandbox.started_at, now)),
-        human_duration(between(now, sandbox.end_at)),
+        match sandbox.state {
+            // Its time does not run.
+            SandboxState::Paused => "-".to_owned(),
+            SandboxState::Running | SandboxState::Lost => human_duration(between(now, sandbox.end_at)),
+        },
         sandbox.cpu_count.to_string(),
         human_mebibytes(sandbox.memory_mb),
         labels.join(" "),

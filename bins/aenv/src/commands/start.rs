@@ -2,17 +2,17 @@
 //!
 //! ```text
 //! create ─▶ print id ─▶ detached: done
-//!    │                └▶ attached: Ctrl-C ─▶ kill ─▶ done      ended by itself ─▶ done
+//!    │                └▶ attached: Ctrl-C ─▶ kill ─▶ done      ended by itself, or paused ─▶ done
 //!    └ signal: wait for the answer, kill, done: a request that is under way cannot be taken back
 //! ```
 
 use crate::api_client::ApiClient;
-use crate::arguments::StartArguments;
-use crate::commands::{Context, Interrupts, timeout::whole_seconds};
+use crate::arguments::{EndOfTime, StartArguments};
+use crate::commands::{Context, Interrupts, pause, timeout::whole_seconds};
 use crate::failure::{Exit, Failure};
 use crate::output::human_duration;
 use aenv_protocol::ids::SandboxId;
-use aenv_protocol::rest::{NewSandbox, Sandbox};
+use aenv_protocol::rest::{AutoResume, NewSandbox, Sandbox};
 use std::io::IsTerminal;
 use std::time::Duration;
 
@@ -24,7 +24,11 @@ const SIGINT: u8 = 2;
 pub(crate) async fn run(context: &Context, arguments: StartArguments) -> Result<Exit, Failure> {
     let api = context.api()?;
     let attached = !arguments.detach && std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let timeout = arguments.timeout;
+    let (timeout, end) = (arguments.timeout, arguments.on_timeout);
+    if end == EndOfTime::PauseFilesystem && arguments.auto_resume {
+        let why = "--auto-resume: what is paused without its memory has to boot, and requests never make it";
+        return Err(Failure::new(why).with_hint("use --on-timeout pause").with_exit(Exit::USAGE));
+    }
     let mut interrupts = Interrupts::catch()?;
     let sandbox = match create(context, &api, wish(arguments), &mut interrupts).await? {
         Creation::Done(sandbox) => sandbox,
@@ -39,21 +43,38 @@ pub(crate) async fn run(context: &Context, arguments: StartArguments) -> Result<
     context.printer.note(&format!("run a command: aenv exec {id} -- uname -a"));
     if attached {
         let life = human_duration(timeout);
-        context.printer.note(&format!("attached: Ctrl-C kills the sandbox; by itself it ends in {life}"));
+        let fate = fate(end);
+        context.printer.note(&format!("attached: Ctrl-C kills the sandbox; by itself it {fate} in {life}"));
         stay(context, &api, &id, &mut interrupts).await
     } else {
         context.printer.note(&format!(
-            "ends in {}; longer: aenv timeout {id} 1h; now: aenv rm {id}",
+            "{} in {}; longer: aenv timeout {id} 1h; kill it now: aenv rm {id}",
+            fate(end),
             human_duration(timeout)
         ));
         Ok(Exit::DONE)
     }
 }
 
+fn fate(end: EndOfTime) -> &'static str {
+    match end {
+        EndOfTime::Kill => "ends",
+        EndOfTime::Pause | EndOfTime::PauseFilesystem => "is paused",
+    }
+}
+
 fn wish(arguments: StartArguments) -> NewSandbox {
+    let (auto_pause, auto_pause_memory) = match arguments.on_timeout {
+        EndOfTime::Kill => (None, None),
+        EndOfTime::Pause => (Some(true), None),
+        EndOfTime::PauseFilesystem => (Some(true), Some(false)),
+    };
     NewSandbox {
         template_id: arguments.template,
         timeout: Some(whole_seconds(arguments.timeout)),
+        auto_pause,
+        auto_pause_memory,
+        auto_resume: arguments.auto_resume.then_some(AutoResume { enabled: true }),
         allow_internet_access: Some(!arguments.no_internet),
         metadata: Some(arguments.metadata.into_iter().collect()),
         env_vars: Some(arguments.environment.into_iter().collect()),
@@ -134,12 +155,18 @@ async fn stay(
             }
             () = tokio::time::sleep(LOOK_AGAIN) => {
                 // A node that restarts is away for a moment; only its word that the sandbox is gone counts.
-                if let Err(error) = api.sandbox(id).await
-                    && error.is_not_found()
-                {
-                    let reason = Failure::from(error).to_string();
-                    context.printer.note(&format!("the sandbox has ended: {reason}"));
-                    return Ok(Exit::DONE);
+                match api.sandbox(id).await {
+                    Err(error) if error.is_not_found() => {
+                        let reason = Failure::from(error).to_string();
+                        context.printer.note(&format!("the sandbox has ended: {reason}"));
+                        return Ok(Exit::DONE);
+                    }
+                    // Ctrl-C would throw away what was kept on purpose.
+                    Ok(detail) if pause::is_paused(&detail.listed) => {
+                        context.printer.note(&format!("the sandbox was paused; on with it: aenv resume {id}"));
+                        return Ok(Exit::DONE);
+                    }
+                    _ => {}
                 }
             }
         }

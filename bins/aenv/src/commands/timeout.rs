@@ -1,16 +1,27 @@
 //! `aenv timeout`: how long a sandbox lives from now on.
 
 use crate::arguments::TimeoutArguments;
-use crate::commands::Context;
+use crate::commands::{Context, pause};
 use crate::failure::{Exit, Failure};
 use crate::output::human_duration;
+use aenv_protocol::rest::code;
 use serde_json::json;
 use std::time::Duration;
 
 /// Sets the time to live.
 pub(crate) async fn run(context: &Context, arguments: TimeoutArguments) -> Result<Exit, Failure> {
     let seconds = whole_seconds(arguments.duration);
-    context.api()?.set_timeout(&arguments.sandbox, seconds).await?;
+    let id = &arguments.sandbox;
+    context.api()?.set_timeout(id, seconds).await.map_err(|error| {
+        let is_paused = error.is(code::PAUSED);
+        let failure = Failure::from(error);
+        // Its life time begins anew then.
+        if is_paused {
+            failure.with_hint(format!("{} --timeout …", pause::resume_hint(id)))
+        } else {
+            failure
+        }
+    })?;
     if context.printer.is_json() {
         context.printer.json(&json!({ "sandboxID": arguments.sandbox.as_str(), "timeout": seconds }))?;
     } else {
