@@ -1,7 +1,13 @@
 //! Pausing and resuming over the control plane.
 
-use crate::harness::Harness;
+use crate::harness::{Harness, KEY};
+use aenv_api::Server;
+use aenv_orchestrator::SandboxState;
+use aenv_testkit::client::Client;
 use serde_json::{Value, json};
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 
 #[tokio::test]
 async fn bad_pauses_and_resumes_are_refused_by_the_name_of_what_is_wrong() {
@@ -54,7 +60,6 @@ async fn states(harness: &Harness, query: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-#[ignore = "needs the orchestrator's pause and resume"]
 async fn a_sandbox_is_paused_once_and_goes_on_as_the_same() {
     let harness = Harness::start(0).await;
     let created = harness.call("POST", "/v2/sandboxes", r#"{"templateID":"base","timeout":100}"#).await.body;
@@ -97,7 +102,6 @@ async fn a_sandbox_is_paused_once_and_goes_on_as_the_same() {
 }
 
 #[tokio::test]
-#[ignore = "needs the orchestrator's pause and resume"]
 async fn a_paused_sandbox_is_killed_without_being_resumed() {
     let harness = Harness::start(0).await;
     let id = harness.create(r#"{"templateID":"base"}"#).await;
@@ -105,4 +109,87 @@ async fn a_paused_sandbox_is_killed_without_being_resumed() {
     assert_eq!(harness.call("DELETE", &format!("/sandboxes/{id}"), "").await.status, 204);
     harness.refused("GET", &format!("/sandboxes/{id}"), "", 404, "doesn't exist").await;
     harness.refused("POST", &format!("/sandboxes/{id}/pause"), "", 404, "doesn't exist").await;
+}
+
+/// A node on a port, and its client.
+struct Served {
+    client: Client,
+    shutdown: CancellationToken,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+impl Served {
+    async fn start(harness: &Harness) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = Client::new(&listener.local_addr().unwrap().to_string(), KEY);
+        let server = Server::new(harness.router.clone(), Arc::new(harness.orchestrator.clone()));
+        let shutdown = CancellationToken::new();
+        let serving = tokio::spawn(server.run(listener, shutdown.clone()));
+        Self { client, shutdown, serving }
+    }
+
+    async fn stop(self) {
+        self.shutdown.cancel();
+        self.serving.await.unwrap();
+    }
+}
+
+async fn seconds_left(harness: &Harness, id: &str) -> i64 {
+    let detail = harness.call("GET", &format!("/sandboxes/{id}"), "").await.body;
+    let end: jiff::Timestamp = detail["endAt"].as_str().unwrap().parse().unwrap();
+    end.duration_since(jiff::Timestamp::now()).as_secs()
+}
+
+#[tokio::test]
+async fn traffic_wakes_a_sandbox_that_is_to_be_woken_time_and_again_and_no_other() {
+    let harness = Harness::start(0).await;
+    let served = Served::start(&harness).await;
+    let client = &served.client;
+    let wish = json!({"autoPause": true, "autoResume": {"enabled": true}});
+    let sandbox = client.create(60, &wish).await.unwrap();
+    let pause = |id: String| {
+        let harness = &harness;
+        async move { harness.call("POST", &format!("/sandboxes/{id}/pause"), "").await.status }
+    };
+    for _ in 0..3 {
+        assert_eq!(client.health(&sandbox).await.unwrap().status, 204);
+        assert_eq!(pause(sandbox.id.clone()).await, 204);
+        let requests = (0..8).map(|_| client.health(&sandbox));
+        for answer in futures_util::future::join_all(requests).await {
+            assert_eq!(answer.unwrap().status, 204);
+        }
+        assert_eq!(states(&harness, "").await, ["running"]);
+        let left = seconds_left(&harness, &sandbox.id).await;
+        assert!((280..=300).contains(&left), "{left} seconds, five minutes at least were due");
+    }
+    assert!(client.kill(&sandbox).await.unwrap());
+
+    for (wish, pause_body) in [
+        (json!({"autoPause": true}), ""),
+        // What would have to boot is not woken by just anybody.
+        (json!({"autoResume": {"enabled": true}}), r#"{"memory":false}"#),
+    ] {
+        let sandbox = client.create(60, &wish).await.unwrap();
+        let path = format!("/sandboxes/{}/pause", sandbox.id);
+        assert_eq!(harness.call("POST", &path, pause_body).await.status, 204);
+        let answer = client.health(&sandbox).await.unwrap();
+        assert_eq!(answer.status, 502, "{wish}");
+        assert_eq!(answer.json()["message"], "The sandbox was not found");
+        assert_eq!(states(&harness, "").await, ["paused"]);
+        assert!(client.kill(&sandbox).await.unwrap());
+    }
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn a_sandbox_whose_time_is_over_is_paused_where_that_was_wished() {
+    let harness = Harness::start(0).await;
+    let id = harness.create(r#"{"templateID":"base","timeout":1,"autoPause":true}"#).await;
+    let is_paused = || {
+        let view = harness.orchestrator.get(&id.parse().unwrap());
+        view.is_ok_and(|view| view.saved.is_some() && view.state == SandboxState::Paused)
+    };
+    harness.eventually("it is paused", is_paused).await;
+    let resumed = harness.call("POST", &format!("/v2/sandboxes/{id}/connect"), "").await;
+    assert_eq!((resumed.status.as_u16(), &resumed.body["sandboxID"]), (201, &json!(id)));
 }
