@@ -95,3 +95,91 @@ test('kill answers true once; afterwards nothing is there', async () => {
   assert.equal(await Sandbox.kill(short.sandboxId), false)
   assert.equal(await short.isRunning(), false)
 })
+
+const bootId = async (sandbox) => (await sandbox.commands.run('cat /proc/sys/kernel/random/boot_id')).stdout.trim()
+
+const listed = async (state) => {
+  const paginator = Sandbox.list({ query: { metadata: { suite: 'js' }, state: [state] } })
+  const found = []
+  while (paginator.hasNext) found.push(...(await paginator.nextItems()).map((info) => info.sandboxId))
+  return found
+}
+
+const untilPaused = async (sandbox) => {
+  const end = Date.now() + 60_000
+  while ((await sandbox.getInfo()).state !== 'paused') {
+    assert.ok(Date.now() < end, 'it is not paused')
+    await new Promise((resolve) => setTimeout(resolve, 200))
+  }
+}
+
+// Calls `use` with a new sandbox, and removes it in whatever state that left it.
+const withSandbox = async (options, use) => {
+  const own = await Sandbox.create({ timeoutMs: 120_000, metadata: { suite: 'js' }, ...options })
+  try {
+    await use(own)
+  } finally {
+    await own.kill()
+  }
+}
+
+test('a paused sandbox is listed, and goes on when it is connected to', async () => {
+  await withSandbox({}, async (own) => {
+    const before = await bootId(own)
+    const sleeping = await own.commands.run('sleep 300', { background: true })
+    await own.files.write('kept', 'kept')
+    assert.equal(await own.pause(), true)
+    assert.equal(await own.pause(), false)
+    assert.equal(await own.isRunning(), false)
+    await assert.rejects(sleeping.wait())
+    assert.ok((await listed('paused')).includes(own.sandboxId))
+    assert.ok(!(await listed('running')).includes(own.sandboxId))
+    const same = await Sandbox.connect(own.sandboxId, { timeoutMs: 120_000 })
+    assert.equal(same.sandboxId, own.sandboxId)
+    assert.equal(await same.files.read('kept'), 'kept')
+    assert.equal(await bootId(own), before)
+    assert.ok((await own.commands.list()).some((process) => process.pid === sleeping.pid))
+    assert.ok((await listed('running')).includes(own.sandboxId))
+    assert.equal(await own.betaPause(), true)
+    await own.connect({ timeoutMs: 120_000 })
+    assert.equal((await own.commands.run('cat kept')).stdout, 'kept')
+  })
+})
+
+test('without its memory, or when that is asked for, a paused sandbox boots', async () => {
+  await withSandbox({}, async (own) => {
+    const boots = [await bootId(own)]
+    await own.files.write('kept', 'kept')
+    await own.pause({ keepMemory: false })
+    await own.connect({ timeoutMs: 120_000 })
+    boots.push(await bootId(own))
+    await own.pause()
+    await own.connect({ timeoutMs: 120_000, onResume: 'reboot' })
+    boots.push(await bootId(own))
+    assert.equal(new Set(boots).size, 3)
+    assert.equal(await own.files.read('kept'), 'kept')
+  })
+})
+
+test('the end of its time pauses it, and traffic wakes it', async () => {
+  await withSandbox({ lifecycle: { onTimeout: 'pause', autoResume: true } }, async (own) => {
+    assert.deepEqual((await own.getInfo()).lifecycle, { onTimeout: 'pause', autoResume: true })
+    const before = await bootId(own)
+    await own.commands.run('echo unflushed > last')
+    await own.setTimeout(1_000)
+    await untilPaused(own)
+    assert.equal((await own.commands.run('cat last')).stdout, 'unflushed\n')
+    assert.equal(await bootId(own), before)
+    assert.equal((await own.getInfo()).state, 'running')
+  })
+})
+
+test('a paused sandbox can be killed', async () => {
+  await withSandbox({}, async (own) => {
+    await own.pause()
+    assert.equal(await own.kill(), true)
+    assert.equal(await own.kill(), false)
+    await assert.rejects(own.pause(), NotFoundError)
+    await assert.rejects(Sandbox.connect(own.sandboxId), NotFoundError)
+  })
+})

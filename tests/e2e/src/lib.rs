@@ -2,6 +2,8 @@
 //!
 //! Owns no state. Each test binary covers one promise; tests that hurt a node start one for themselves.
 
+pub mod witness;
+
 use aenv_testkit::client::Client;
 use aenv_testkit::node::{Node, NodeSettings};
 use anyhow::{Context, Result};
@@ -37,8 +39,8 @@ pub fn shared_instance() -> (&'static str, PathBuf) {
     ("t", area().join("t"))
 }
 
-/// Settings of a node that one test may hurt. `number` 1 to 9 is different for every test: it names the instance and its
-/// network.
+/// Settings of a node that one test may hurt. `number` 1 to 10 is different for every test: it names the instance and
+/// its network.
 #[must_use]
 pub fn own_settings(number: u8, data_dir: &Path) -> NodeSettings {
     NodeSettings {

@@ -1,13 +1,14 @@
 //! A plain HTTP client for the node's API and for guests behind its proxy: what a user with curl could do, no SDK.
 //!
-//! Owns no state: every request is a connection of its own. Answers are read whole; [`Client::open`] gives the bare
-//! connection to tests that look at streams.
+//! Owns no state: every request is a connection of its own, unless it is sent over a [`Kept`] one. Answers are read whole;
+//! [`Client::open`] gives the bare connection to tests that look at streams.
 
 use anyhow::{Context, Result, bail};
 use base64::Engine as _;
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -70,6 +71,67 @@ impl Answer {
     }
 }
 
+impl Ended {
+    /// What the stream of a process says.
+    ///
+    /// # Errors
+    /// When it ends without saying how the process ended.
+    pub fn of(answer: &Answer) -> Result<Self> {
+        let mut ended = Self::default();
+        let mut has_end = false;
+        let decode = |text: &str| base64::engine::general_purpose::STANDARD.decode(text);
+        for message in messages(&answer.body)? {
+            if !message["error"].is_null() {
+                bail!("{}", message["error"]);
+            }
+            let data = &message["event"]["data"];
+            if let Some(text) = data["stdout"].as_str() {
+                ended.stdout.push_str(&String::from_utf8_lossy(&decode(text)?));
+            }
+            if let Some(text) = data["stderr"].as_str() {
+                ended.stderr.push_str(&String::from_utf8_lossy(&decode(text)?));
+            }
+            let end = &message["event"]["end"];
+            if !end.is_null() {
+                has_end = true;
+                ended.exit_code = end["exitCode"].as_i64().unwrap_or(0);
+            }
+        }
+        if !has_end {
+            bail!("the stream ended without an end event");
+        }
+        Ok(ended)
+    }
+}
+
+/// A connection to the node that stays open between requests, as those of every HTTP library do.
+#[derive(Debug)]
+pub struct Kept(SendRequest<Full<Bytes>>);
+
+impl Kept {
+    /// One request without a body over it.
+    ///
+    /// # Errors
+    /// As [`Kept::send`].
+    pub async fn get(&mut self, request: http::request::Builder) -> Result<Answer> {
+        self.send(request.body(Full::default())?).await
+    }
+
+    /// One request over it.
+    ///
+    /// # Errors
+    /// Also when the node has closed it meanwhile.
+    pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Answer> {
+        let exchange = async {
+            self.0.ready().await?;
+            let (parts, body) = self.0.send_request(request).await?.into_parts();
+            let body = body.collect().await?.to_bytes();
+            Ok(Answer { status: parts.status, headers: parts.headers, body })
+        };
+        tokio::time::timeout(LIMIT, exchange).await.with_context(|| format!("no answer within {LIMIT:?}"))?
+    }
+}
+
 impl Client {
     /// For the node at `address` (`host:port`).
     #[must_use]
@@ -102,18 +164,19 @@ impl Client {
     /// # Errors
     /// When the exchange breaks or takes too long.
     pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<Answer> {
-        let exchange = async {
-            let stream = self.open().await?;
-            let (mut sender, connection) =
-                hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-            let connection = tokio::spawn(connection);
-            let response = sender.send_request(request).await?;
-            let (parts, body) = response.into_parts();
-            let body = body.collect().await?.to_bytes();
-            connection.abort();
-            Ok(Answer { status: parts.status, headers: parts.headers, body })
-        };
-        tokio::time::timeout(LIMIT, exchange).await.with_context(|| format!("no answer within {LIMIT:?}"))?
+        self.keep().await?.send(request).await
+    }
+
+    /// A connection for several requests.
+    ///
+    /// # Errors
+    /// When the node does not accept one.
+    pub async fn keep(&self) -> Result<Kept> {
+        let stream = self.open().await?;
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        // It ends when the sender is dropped; an error is seen by the sender.
+        tokio::spawn(connection);
+        Ok(Kept(sender))
     }
 
     fn request(&self, method: Method, path: &str) -> http::request::Builder {
@@ -217,31 +280,7 @@ impl Client {
     /// # Errors
     /// When the command cannot be started, or the stream ends without saying how it ended.
     pub async fn run_as(&self, user: &str, sandbox: &Sandbox, script: &str) -> Result<Ended> {
-        let answer = self.start(user, sandbox, script).await?;
-        let mut ended = Ended::default();
-        let mut has_end = false;
-        let decode = |text: &str| base64::engine::general_purpose::STANDARD.decode(text);
-        for message in messages(&answer.body)? {
-            if !message["error"].is_null() {
-                bail!("{}", message["error"]);
-            }
-            let data = &message["event"]["data"];
-            if let Some(text) = data["stdout"].as_str() {
-                ended.stdout.push_str(&String::from_utf8_lossy(&decode(text)?));
-            }
-            if let Some(text) = data["stderr"].as_str() {
-                ended.stderr.push_str(&String::from_utf8_lossy(&decode(text)?));
-            }
-            let end = &message["event"]["end"];
-            if !end.is_null() {
-                has_end = true;
-                ended.exit_code = end["exitCode"].as_i64().unwrap_or(0);
-            }
-        }
-        if !has_end {
-            bail!("the stream ended without an end event");
-        }
-        Ok(ended)
+        Ended::of(&self.start(user, sandbox, script).await?)
     }
 
     /// As [`Client::run_as`], as root, and its output without the last line's end; a failed command is an error.
@@ -262,14 +301,25 @@ impl Client {
     /// As [`Client::send`].
     pub async fn start(&self, user: &str, sandbox: &Sandbox, script: &str) -> Result<Answer> {
         let process = json!({ "cmd": "/bin/bash", "args": ["-l", "-c", script] });
-        let message = json!({ "process": process, "stdin": false });
+        self.stream(user, sandbox, "Start", &json!({ "process": process, "stdin": false })).await
+    }
+
+    /// The raw answer to `Connect`, by which a process is watched that runs already.
+    ///
+    /// # Errors
+    /// As [`Client::send`].
+    pub async fn attach(&self, user: &str, sandbox: &Sandbox, pid: u64) -> Result<Answer> {
+        self.stream(user, sandbox, "Connect", &json!({ "process": { "pid": pid } })).await
+    }
+
+    async fn stream(&self, user: &str, sandbox: &Sandbox, call: &str, message: &Value) -> Result<Answer> {
         let credentials = base64::engine::general_purpose::STANDARD.encode(format!("{user}:"));
         let request = self
-            .guest_request(sandbox, ENVD_PORT, Method::POST, "/process.Process/Start")
+            .guest_request(sandbox, ENVD_PORT, Method::POST, &format!("/process.Process/{call}"))
             .header("content-type", "application/connect+json")
             .header("connect-protocol-version", "1")
             .header("authorization", format!("Basic {credentials}"))
-            .body(Full::new(envelope(&message)))?;
+            .body(Full::new(envelope(message)))?;
         self.send(request).await
     }
 

@@ -5,6 +5,7 @@ pub mod fake_host;
 pub mod fake_slots;
 pub mod fake_vmm;
 pub mod node;
+pub mod pausing;
 pub mod resources;
 
 pub use aenv_vmm::ExitCause;

@@ -123,6 +123,13 @@ impl Node {
             .is_some_and(|list| list.iter().any(|template| template["buildStatus"] == "ready"))
     }
 
+    /// Sets a variable for the next start.
+    pub fn set(&mut self, name: &str, value: &str) {
+        let variables = &mut self.settings.variables;
+        variables.retain(|(present, _)| present != name);
+        variables.push((name.to_owned(), value.to_owned()));
+    }
+
     /// `kill -9`.
     ///
     /// # Errors

@@ -82,6 +82,19 @@ pub fn vmm_of(instance: &str, sandbox: &str) -> Result<u32> {
     vmm_processes(&name)?.first().copied().with_context(|| format!("no process {name}"))
 }
 
+/// What the block service of a data directory stores: layer files, disks and images by their names.
+///
+/// # Errors
+/// When a directory cannot be listed.
+pub fn stored_things(data_dir: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for directory in ["layers", "disks", "images"] {
+        let things = names(&data_dir.join("storage").join(directory), "")?;
+        found.extend(things.into_iter().map(|name| format!("{directory}/{name}")));
+    }
+    Ok(found)
+}
+
 /// The group that is named after the instance, and those of VMs in whatever group of the first levels.
 fn groups(instance: &str) -> Result<Vec<String>> {
     let root = Path::new("/sys/fs/cgroup");
