@@ -10,22 +10,20 @@
 mod exec;
 mod naive;
 mod numbers;
+pub(crate) mod pause;
+mod place;
 pub(crate) mod storage;
 
-use crate::artifacts;
 use crate::http::{Answer, Client};
-use crate::node::Record;
 use crate::project::Project;
-use crate::rig;
-use crate::stages::{Stages, say};
-use crate::test_node;
+use crate::stages::say;
 use anyhow::{Context, Result, bail};
 use http::Method;
 use numbers::{Summary, table};
+use place::NESTED_BASELINE;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Longest wait for a standby to be refilled before a create is made anyway.
@@ -82,89 +80,44 @@ struct Samples {
     kill: Vec<f64>,
 }
 
-/// Longest time for a benchmark in the nested machine.
-const NESTED_LIMIT: Duration = Duration::from_secs(1800);
-/// Runs of the baseline in the nested machine.
-const NESTED_BASELINE: usize = 5;
-
 /// Runs the benchmark against the node that `up` started, or with a driver in the nested machine.
 pub(crate) fn create(project: &Project, options: &Options) -> Result<()> {
     if let Some(driver) = &options.driver {
-        return create_nested(project, driver, options);
+        return place::nested(project, "bench", driver, options.words());
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let record = Record::read(&project.work_dir().join("run/node.json"))
-        .filter(Record::is_alive)
-        .context("no node is running: make up")?;
-    let settings = std::fs::read_to_string(project.env_file()).context("cannot read .aenv/env")?;
-    let key = settings
-        .lines()
-        .find_map(|line| line.strip_prefix("E2B_API_KEY="))
-        .context(".aenv/env has no key")?;
-    let mut client = Client::new(&record.listen, key);
-    let mut report = runtime.block_on(measure(&mut client, &record.instance, options))?;
+    let mut node = place::Found::of_up(project)?;
+    let mut report = place::runtime()?.block_on(measure(&mut node.client, &node.instance, options))?;
     if let Some(runs) = options.baseline {
         naive::build(project)?;
         // `auto`: what the node chose here, the baseline chooses too.
-        report.baseline = naive::measure(project, "auto", &record.data_dir, runs)?;
+        report.baseline = naive::measure(project, naive::Of::Create, "auto", &node.data_dir, runs)?;
     }
     show(&report, options)
-}
-
-/// Boots the nested machine and has it run [`create_inside`].
-fn create_nested(project: &Project, driver: &str, options: &Options) -> Result<()> {
-    let mut stages = Stages::default();
-    artifacts::make(project, &mut stages)?;
-    stages.run("baseline program", |_| naive::build(project))?;
-    let mut command = vec![project.binary("xtask").display().to_string()];
-    let words = ["inside-rig", "bench", "--driver", driver].map(str::to_owned);
-    command.extend(words);
-    for (name, value) in [
-        ("--hot", options.hot),
-        ("--cold", options.cold),
-        ("--exec", options.exec),
-        ("--idle", options.idle),
-        ("--baseline", options.baseline.unwrap_or(NESTED_BASELINE)),
-    ] {
-        command.extend([name.to_owned(), value.to_string()]);
-    }
-    command.extend(options.json.then(|| "--json".to_owned()));
-    let program = naive::program(project);
-    let job = rig::Job {
-        name: "bench".to_owned(),
-        command,
-        environment: Vec::new(),
-        files: vec![rig::Carried { host: program.clone(), inside: program }],
-        limit: NESTED_LIMIT,
-        memory_mib: rig::MEMORY_MIB,
-        processors: rig::PROCESSORS,
-    };
-    match rig::run_job(project, &mut stages, &job)? {
-        0 => Ok(()),
-        code => bail!("the benchmark in the nested machine ended with exit code {code}"),
-    }
 }
 
 /// In the nested machine: a node of its own, the benchmark, the baseline.
 pub(crate) fn create_inside(project: &Project, options: &Options) -> Result<()> {
     let driver = options.driver.as_deref().context("--driver is missing")?;
-    let variables = [("AENV_DRIVER".to_owned(), driver.to_owned())];
-    let node = test_node::start(project, &test_node::area(project), &artifacts::rootfs(project), &variables)?;
-    let mut client = Client::new(&node.settings.listen, &node.key);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let mut report = runtime.block_on(measure(&mut client, &node.settings.instance, options))?;
-    // Nothing of the node is to take time from the baseline.
-    if let Some(record) = Record::read(&node.record) {
-        record.stop()?;
-    }
-    node.purge()?;
-    report.baseline = naive::measure(
-        project,
-        driver,
-        Path::new(test_node::AREA),
-        options.baseline.unwrap_or(NESTED_BASELINE),
-    )?;
+    let mut report = place::inside(project, driver, |node| {
+        place::runtime()?.block_on(measure(&mut node.client, &node.instance, options))
+    })?;
+    let runs = options.baseline.unwrap_or(NESTED_BASELINE);
+    report.baseline = naive::measure(project, naive::Of::Create, driver, place::inside_area(), runs)?;
     show(&report, options)
+}
+
+impl Options {
+    /// As the words of a command line, without the driver.
+    fn words(&self) -> Vec<String> {
+        let numbers = [
+            ("--hot", self.hot),
+            ("--cold", self.cold),
+            ("--exec", self.exec),
+            ("--idle", self.idle),
+            ("--baseline", self.baseline.unwrap_or(NESTED_BASELINE)),
+        ];
+        place::words(&numbers, self.json)
+    }
 }
 
 fn show(report: &Report, options: &Options) -> Result<()> {
@@ -228,14 +181,19 @@ async fn wait_for_standby(client: &mut Client) -> Result<()> {
     Ok(())
 }
 
+/// What served a create or a resume, as its answer says.
+fn tier_of(answer: &Answer) -> String {
+    match answer.header("x-aenv-tier") {
+        "" => "unnamed".to_owned(),
+        tier => tier.to_owned(),
+    }
+}
+
 async fn timed_create(client: &mut Client, samples: &mut Samples) -> Result<String> {
     let started = Instant::now();
     let answer = post_sandbox(client).await?;
     let time = milliseconds(started);
-    let tier = match answer.header("x-aenv-tier") {
-        "" => "unnamed".to_owned(),
-        tier => tier.to_owned(),
-    };
+    let tier = tier_of(&answer);
     let stages = samples.stages.entry(tier.clone()).or_default();
     for (stage, duration) in numbers::server_timing(answer.header("server-timing")) {
         stages.entry(stage).or_default().push(duration);
@@ -307,7 +265,9 @@ fn print(report: &Report) {
     rows.extend(report.baseline.iter().map(|(way, summary)| (format!("baseline: {way}"), summary)));
     say(&table("milliseconds", &rows));
     if !report.baseline.is_empty() {
-        say(&naive::ratios(&report.baseline, &report.create));
+        let creates: Vec<_> =
+            report.create.iter().map(|(tier, summary)| (format!("create, {tier}"), summary)).collect();
+        say(&naive::ratios(&report.baseline, &creates));
     }
     if let Some(memory) = &report.idle_pss_mib {
         say(&table("MiB", &[("memory of an idle sandbox (PSS of its VMM)".to_owned(), memory)]));

@@ -63,6 +63,8 @@ enum Task {
 enum Bench {
     /// Create, exec, kill, memory: p50, p95, p99 and max
     Create(bench::Options),
+    /// Pause and resume: times by tier, stop of the guest, bytes stored by each pause, many at once
+    Pause(bench::pause::Options),
     /// Disks through FUSE, or ublk with --rig, against a plain file and NBD; index, chains, seal, recovery, shared memory
     Storage(bench::storage::Options),
 }
@@ -91,6 +93,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Rig(options) => return rig::run_task(&project, &options).map(ExitCode::from),
         Task::InsideRig(task) => rig::inside::run(&project, &task)?,
         Task::Bench(Bench::Create(options)) => bench::create(&project, &options)?,
+        Task::Bench(Bench::Pause(options)) => bench::pause::run(&project, &options)?,
         Task::Bench(Bench::Storage(options)) => bench::storage::run(&project, &options)?,
         Task::Doctor => up::doctor(&project)?,
     }

@@ -1,16 +1,17 @@
 //! How long a sandbox takes in the ways that need no AgentENV, beside ours, on this host and with one VMM driver: the baseline
-//! of `cargo xtask bench create`.
+//! of `cargo xtask bench create` and `bench pause`.
 //!
 //! ```text
 //! boot          copy of the disk, boot, first answer of the guest daemon
 //! eager copy    full copy of memory image and disk, new VMM, load, resume, first answer
+//! whole pause   stop, whole memory written, full copy of the disk; of a guest that was made by an eager copy
 //! shared        disk that shares blocks, memory image mapped privately, new VMM, load, resume, first answer
 //! shared, warm  the same, counted from the load on: the VMM was started before
 //! ```
 //!
 //! Prints one JSON object: milliseconds of every run, by way. Owns the VMs and networks it makes (instance `n`), and removes
 //! them. Settings come from the environment: AENV_DRIVER (`qemu`, `firecracker`, `auto`), AENV_GUEST_DIR, AENV_BENCH_DIR (a directory on a
-//! file system with reflinks), AENV_BENCH_RUNS.
+//! file system with reflinks), AENV_BENCH_RUNS, AENV_BENCH_OF (`create`: all but the whole pause; `pause`: it and the eager copy).
 #![expect(clippy::print_stdout, reason = "the result of the program")]
 
 use aenv_network::{LinuxSlots, Slot, SlotSettings, Slots as _};
@@ -62,6 +63,11 @@ async fn main() -> Result<()> {
     let guest = PathBuf::from(setting("AENV_GUEST_DIR")?);
     let directory = PathBuf::from(setting("AENV_BENCH_DIR")?).join("naive-starts");
     let runs: usize = std::env::var("AENV_BENCH_RUNS").unwrap_or_else(|_| "5".to_owned()).parse()?;
+    let of_pause = match std::env::var("AENV_BENCH_OF").as_deref().unwrap_or("create") {
+        "create" => false,
+        "pause" => true,
+        other => bail!("AENV_BENCH_OF={other}: create or pause"),
+    };
     std::fs::create_dir_all(&directory)?;
     let kvm = Kvm::detect()?.choose(None).accelerator == Accelerator::Kvm;
     let firecracker_is_there = aenv_sys::process::is_installed(Path::new("firecracker"));
@@ -95,7 +101,7 @@ async fn main() -> Result<()> {
         directory: directory.clone(),
     };
     copy(&guest.join("base-rootfs.ext4"), &bench.base_disk, Copies::Full)?;
-    let times = bench.measure(runs).await;
+    let times = bench.measure(runs, of_pause).await;
     // A run that failed half-way left its VM.
     aenv_vmm::end_strays("n-", &[]).await?;
     bench.slots.shutdown().await?;
@@ -106,15 +112,17 @@ async fn main() -> Result<()> {
 }
 
 impl Bench {
-    async fn measure(&self, runs: usize) -> Result<BTreeMap<&'static str, Vec<f64>>> {
+    async fn measure(&self, runs: usize, of_pause: bool) -> Result<BTreeMap<&'static str, Vec<f64>>> {
         let mut times: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
         let mut note = |way, time: Duration| times.entry(way).or_default().push(time.as_secs_f64() * 1e3);
         let capture = self.capture().await?;
         for _ in 0..runs {
-            let started = Instant::now();
-            let vm = self.boot(Copies::Full).await?;
-            note("boot", started.elapsed());
-            self.remove(vm).await?;
+            if !of_pause {
+                let started = Instant::now();
+                let vm = self.boot(Copies::Full).await?;
+                note("boot", started.elapsed());
+                self.remove(vm).await?;
+            }
 
             let started = Instant::now();
             let image = self.directory.join("image-copy");
@@ -122,16 +130,31 @@ impl Bench {
             let own = CaptureFiles { memory: image.clone(), state: capture.state.clone() };
             let (vm, _) = self.restore(&own, Copies::Full).await?;
             note("eager copy", started.elapsed());
+            if of_pause {
+                note("whole pause", self.pause_whole(&vm).await?);
+            }
             self.remove(vm).await?;
             std::fs::remove_file(image)?;
 
-            let started = Instant::now();
-            let (vm, warm) = self.restore(&capture, Copies::Reflink).await?;
-            note("shared", started.elapsed());
-            note("shared, warm", warm);
-            self.remove(vm).await?;
+            if !of_pause {
+                let started = Instant::now();
+                let (vm, warm) = self.restore(&capture, Copies::Reflink).await?;
+                note("shared", started.elapsed());
+                note("shared, warm", warm);
+                self.remove(vm).await?;
+            }
         }
         Ok(times)
+    }
+
+    /// How long it takes to stop a guest and to write all of it to files, which go with the VM's directory.
+    async fn pause_whole(&self, vm: &Started) -> Result<Duration> {
+        let started = Instant::now();
+        vm.machine.stop().await?;
+        let files = CaptureFiles { memory: vm.directory.join("memory"), state: vm.directory.join("state") };
+        vm.machine.capture(&files).await?;
+        copy(&vm.directory.join("disk"), &vm.directory.join("disk-copy"), Copies::Full)?;
+        Ok(started.elapsed())
     }
 
     async fn capture(&self) -> Result<CaptureFiles> {

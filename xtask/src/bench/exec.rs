@@ -47,13 +47,13 @@ pub(super) async fn measure(client: &mut Client, id: &str, count: usize) -> Resu
     Ok(times)
 }
 
-async fn access_token(client: &mut Client, id: &str) -> Result<String> {
+pub(super) async fn access_token(client: &mut Client, id: &str) -> Result<String> {
     let sandbox = client.api(Method::GET, &format!("/sandboxes/{id}"), &Value::Null).await?.success()?;
     Ok(sandbox["envdAccessToken"].as_str().unwrap_or_default().to_owned())
 }
 
 /// Runs a program in the guest and gives its standard output.
-async fn run(
+pub(super) async fn run(
     client: &mut Client,
     id: &str,
     token: &str,

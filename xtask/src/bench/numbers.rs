@@ -59,28 +59,32 @@ pub(crate) fn server_timing(header: &str) -> Vec<(String, f64)> {
         .collect()
 }
 
-/// Proportional share of memory of the process whose command line names the VM, in MiB.
-pub(crate) fn pss_mib(vm: &str) -> Result<f64> {
+/// The process whose command line names the VM.
+pub(crate) fn process_of(vm: &str) -> Result<i32> {
+    // QEMU's spelling, and Firecracker's.
+    let names = [format!("process={vm}"), format!("--id\0{}", vm.trim_start_matches("aenv-"))];
     for entry in std::fs::read_dir("/proc").context("cannot list processes")?.flatten() {
-        let directory = entry.path();
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         // Processes end while they are looked at.
-        let Ok(command_line) = std::fs::read(directory.join("cmdline")) else { continue };
+        let Ok(command_line) = std::fs::read(entry.path().join("cmdline")) else { continue };
         let command_line = String::from_utf8_lossy(&command_line);
-        // QEMU's spelling, and Firecracker's.
-        let names = [format!("process={vm}"), format!("--id\0{}", vm.trim_start_matches("aenv-"))];
-        if !names.iter().any(|name| command_line.contains(name)) {
-            continue;
+        if names.iter().any(|name| command_line.contains(name)) {
+            return Ok(pid);
         }
-        let rollup =
-            std::fs::read_to_string(directory.join("smaps_rollup")).context("cannot read a VMM's memory")?;
-        let kib: f64 = rollup
-            .lines()
-            .find_map(|line| line.strip_prefix("Pss:"))
-            .and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse().ok())
-            .context("a VMM's memory accounting has no Pss line")?;
-        return Ok(kib / 1024.0);
     }
     bail!("no process of {vm} is on this host")
+}
+
+/// Proportional share of memory of the process whose command line names the VM, in MiB.
+pub(crate) fn pss_mib(vm: &str) -> Result<f64> {
+    let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", process_of(vm)?))
+        .context("cannot read a VMM's memory")?;
+    let kib: f64 = rollup
+        .lines()
+        .find_map(|line| line.strip_prefix("Pss:"))
+        .and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse().ok())
+        .context("a VMM's memory accounting has no Pss line")?;
+    Ok(kib / 1024.0)
 }
 
 #[cfg(test)]

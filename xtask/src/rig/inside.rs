@@ -22,6 +22,8 @@ pub(crate) enum Task {
     Stack,
     /// Measure creates and their baseline with a node of its own
     Bench(bench::Options),
+    /// Measure pauses, resumes and their baseline with a node of its own
+    BenchPause(bench::pause::Options),
     /// Run test programs one after the other, one test at a time
     Tests(Tests),
 }
@@ -48,6 +50,7 @@ pub(crate) fn run(project: &Project, task: &Task) -> Result<()> {
     match task {
         Task::Stack => stack::run(project),
         Task::Bench(options) => bench::create_inside(project, options),
+        Task::BenchPause(options) => bench::pause::run_inside(project, options),
         Task::Tests(tests) => tests.run(project),
     }
 }

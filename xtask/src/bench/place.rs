@@ -1,0 +1,118 @@
+//! Where a benchmark runs: against the node that `up` started, or in the nested production machine with a node of its own.
+//! Owns no state.
+
+use super::naive;
+use crate::artifacts;
+use crate::http::Client;
+use crate::node::Record;
+use crate::project::Project;
+use crate::rig;
+use crate::stages::Stages;
+use crate::test_node;
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest time for a benchmark in the nested machine.
+const NESTED_LIMIT: Duration = Duration::from_secs(1800);
+/// Runs of the baseline in the nested machine where nobody says otherwise.
+pub(super) const NESTED_BASELINE: usize = 5;
+
+/// A node to be measured.
+pub(super) struct Found {
+    pub(super) client: Client,
+    pub(super) address: String,
+    pub(super) key: String,
+    pub(super) instance: String,
+    pub(super) data_dir: PathBuf,
+}
+
+impl Found {
+    /// The one that `up` started.
+    pub(super) fn of_up(project: &Project) -> Result<Self> {
+        let record = Record::read(&project.work_dir().join("run/node.json"))
+            .filter(Record::is_alive)
+            .context("no node is running: make up")?;
+        let settings = std::fs::read_to_string(project.env_file()).context("cannot read .aenv/env")?;
+        let key = settings
+            .lines()
+            .find_map(|line| line.strip_prefix("E2B_API_KEY="))
+            .context(".aenv/env has no key")?;
+        Ok(Self::new(&record.listen, key, &record.instance, &record.data_dir))
+    }
+
+    fn new(address: &str, key: &str, instance: &str, data_dir: &Path) -> Self {
+        Self {
+            client: Client::new(address, key),
+            address: address.to_owned(),
+            key: key.to_owned(),
+            instance: instance.to_owned(),
+            data_dir: data_dir.to_owned(),
+        }
+    }
+
+    /// One more connection.
+    pub(super) fn another_client(&self) -> Client {
+        Client::new(&self.address, &self.key)
+    }
+}
+
+/// What a benchmark's requests run on.
+pub(super) fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?)
+}
+
+/// Numbers and `--json` as the words of a command line.
+pub(super) fn words(numbers: &[(&str, usize)], json: bool) -> Vec<String> {
+    let mut words: Vec<String> =
+        numbers.iter().flat_map(|(name, value)| [(*name).to_owned(), value.to_string()]).collect();
+    words.extend(json.then(|| "--json".to_owned()));
+    words
+}
+
+/// Boots the nested machine and has it run `inside-rig NAME --driver DRIVER WORDS…`.
+pub(super) fn nested(project: &Project, name: &str, driver: &str, words: Vec<String>) -> Result<()> {
+    let mut stages = Stages::default();
+    artifacts::make(project, &mut stages)?;
+    stages.run("baseline program", |_| naive::build(project))?;
+    let mut command = vec![project.binary("xtask").display().to_string()];
+    command.extend(["inside-rig", name, "--driver", driver].map(str::to_owned));
+    command.extend(words);
+    let program = naive::program(project);
+    let job = rig::Job {
+        name: name.to_owned(),
+        command,
+        environment: Vec::new(),
+        files: vec![rig::Carried { host: program.clone(), inside: program }],
+        limit: NESTED_LIMIT,
+        memory_mib: rig::MEMORY_MIB,
+        processors: rig::PROCESSORS,
+    };
+    match rig::run_job(project, &mut stages, &job)? {
+        0 => Ok(()),
+        code => bail!("the benchmark in the nested machine ended with exit code {code}"),
+    }
+}
+
+/// In the nested machine: starts a node, measures it, and ends it, so that nothing of it takes time from a baseline.
+pub(super) fn inside<T>(
+    project: &Project,
+    driver: &str,
+    measure: impl FnOnce(&mut Found) -> Result<T>,
+) -> Result<T> {
+    let variables = [("AENV_DRIVER".to_owned(), driver.to_owned())];
+    let node = test_node::start(project, &test_node::area(project), &artifacts::rootfs(project), &variables)?;
+    let settings = &node.settings;
+    let mut found = Found::new(&settings.listen, &node.key, &settings.instance, &settings.data_dir);
+    let report = measure(&mut found)?;
+    if let Some(record) = Record::read(&node.record) {
+        record.stop()?;
+    }
+    node.purge()?;
+    Ok(report)
+}
+
+/// A directory on a file system that shares blocks, in the nested machine.
+pub(super) fn inside_area() -> &'static Path {
+    Path::new(test_node::AREA)
+}
