@@ -74,9 +74,11 @@ struct State {
 /// What a disk stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskUsage {
-    /// Bytes of blocks in all tops; what the quota limits.
+    /// Bytes of blocks in all tops, as often as there are tops that have them.
     pub stored_bytes: u64,
-    /// What it may store, in bytes.
+    /// Bytes of different blocks of which the tops show data, whichever of them; what the quota limits.
+    pub charged_bytes: u64,
+    /// What may be charged, in bytes.
     pub quota: u64,
     /// Blocks of the current top that have data.
     pub data_blocks: u64,
@@ -89,8 +91,8 @@ pub struct DiskUsage {
 }
 
 impl LayeredDisk {
-    /// Makes a disk of `size` bytes in `directory`, which is made when only its last part is not there. All tops together may store
-    /// `quota` bytes. Not durable before the first flush.
+    /// Makes a disk of `size` bytes in `directory`, which is made when only its last part is not there. All tops together may show
+    /// `quota` bytes of data. Not durable before the first flush.
     ///
     /// # Errors
     /// When there is a disk already, the size is impossible or less than that of `lower`, or the host cannot.
@@ -195,8 +197,10 @@ impl LayeredDisk {
     #[must_use]
     pub fn usage(&self) -> DiskUsage {
         let state = self.state();
+        let sealed_bytes = state.below.tops().iter().map(|top| top.stored_bytes()).sum::<u64>();
         DiskUsage {
-            stored_bytes: self.allowance.used(),
+            stored_bytes: sealed_bytes + state.current.map().data_blocks() * BLOCK_BYTES,
+            charged_bytes: self.allowance.used(),
             quota: self.allowance.quota(),
             data_blocks: state.current.map().data_blocks(),
             zero_blocks: state.current.map().zero_blocks(),
@@ -205,8 +209,8 @@ impl LayeredDisk {
         }
     }
 
-    /// Changes what all tops may store, in bytes. Durable with the next flush. Less than what is stored is allowed: then
-    /// only what is there may be overwritten.
+    /// Changes how many bytes of data all tops may show. Durable with the next flush. Less than they do is allowed: then only
+    /// what is there may be overwritten.
     ///
     /// # Errors
     /// When the host cannot store it.

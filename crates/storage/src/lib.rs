@@ -55,12 +55,12 @@ pub enum StorageError {
         /// The file that was to be made.
         path: PathBuf,
     },
-    /// A disk has used up what it may store.
+    /// A disk has as many different blocks as it may.
     #[error("{path} has reached its quota of {quota} bytes")]
     QuotaExceeded {
         /// The disk.
         path: PathBuf,
-        /// What it may store, in bytes.
+        /// What they may have, in bytes.
         quota: u64,
     },
     /// The host could not make writes durable. Nothing can be said of what was written since the last flush that

@@ -21,7 +21,7 @@
 //! Locks, in this order: region (1 MiB; shared to overwrite data, alone to change states) → log. A failed fdatasync
 //! leaves the top unflushable ([`StorageError::NotDurable`]): the kernel forgets such errors and would claim success.
 //!
-//! Owns the two files. Must not know the disk's other tops: what lies below is handed in.
+//! Owns the two files. Must not know the disk's other tops: they are handed in, as what lies below.
 
 mod allowance;
 mod boot;
@@ -45,7 +45,7 @@ pub(crate) use files::{Directory, HostDirectory, Lock, StoredFile, remove_if_the
 use flush::FlushQueue;
 pub(crate) use log::{Identity, TopId, size_is_valid};
 use log::{Log, LogEnd, Record};
-pub(crate) use map::{BlockMap, BlockRange, BlockState};
+pub(crate) use map::{BlockMap, BlockRange, BlockState, count_shown};
 use recovery::{Failure, recover};
 pub use sealed::SealedTop;
 pub use stacked::StackedImage;

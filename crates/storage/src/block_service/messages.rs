@@ -52,7 +52,7 @@ pub struct CreateDisk {
     pub layers: Vec<LayerRef>,
     /// Virtual size, a multiple of 4096; at least that of the layers.
     pub size: u64,
-    /// What its own tops may store; the virtual size by default.
+    /// How many bytes of data its own tops may show, each block counted once; the virtual size by default.
     #[serde(default)]
     pub quota: Option<u64>,
     /// User and group that the file or device belongs to.
@@ -98,9 +98,9 @@ pub struct DiskView {
     pub number: u32,
     /// Virtual size.
     pub size: u64,
-    /// What its tops may store.
+    /// How many bytes of data its tops may show, each block counted once.
     pub quota: u64,
-    /// What its tops store.
+    /// What its tops store, a block as often as there are tops that have it.
     pub stored_bytes: u64,
     /// User and group of the file or device.
     pub owner: u32,

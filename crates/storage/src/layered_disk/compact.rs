@@ -76,7 +76,6 @@ impl LayeredDisk {
         // The disk stands on the merged top now, whatever happens to the old ones.
         let stored = old.iter().map(|top| top.stored_bytes()).sum::<u64>();
         let freed_bytes = stored - merged.stored_bytes();
-        self.allowance.release(freed_bytes / BLOCK_BYTES);
         // Readers that are still in the old ones keep the files: those are removed later.
         drop(old);
         self.remove_given_up()?;

@@ -40,7 +40,7 @@ pub(super) struct Manifest {
     pub(super) size: u64,
     /// Size in bytes of what the lowest top stands on.
     pub(super) lower_size: u64,
-    /// Bytes that all tops may store.
+    /// Bytes of data that all tops together may show.
     pub(super) quota: u64,
     /// From bottom to top.
     pub(super) sealed: Vec<TopName>,

@@ -18,7 +18,7 @@ use super::{
     remove_if_there, top_name,
 };
 use crate::BLOCK_BYTES;
-use crate::top::{Access, log_name};
+use crate::top::{Access, count_shown, log_name};
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -93,10 +93,10 @@ impl LayeredDisk {
             }
             tops.push(Arc::new(sealed));
         }
-        let stored = tops.iter().map(|top| top.stored_bytes()).sum::<u64>();
-        let used = stored + current.map().data_blocks() * BLOCK_BYTES;
-        let allowance = Allowance::new(&path, manifest.quota, used);
         let below = StackedImage::new(Arc::clone(&lower), tops);
+        let map = current.map();
+        let charged = count_shown(&std::iter::once(map).chain(below.maps()), 0..map.blocks());
+        let allowance = Allowance::new(&path, manifest.quota, charged * BLOCK_BYTES);
         let state = State { current_name: manifest.current.name, current, below };
         let disk = Self::assemble(directory, *boot, lower, keeper, allowance, state, next_number, lock);
         if opened.sealed {

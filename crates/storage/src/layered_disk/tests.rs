@@ -6,6 +6,7 @@ mod cost;
 mod faults;
 mod log_rewrite;
 mod power_cut;
+mod quota;
 mod threads;
 
 use super::*;
@@ -167,7 +168,8 @@ fn compare(directory: &dyn Fn() -> Arc<dyn Directory>, steps: &[Option<Step>], r
     // Another boot: everything was flushed.
     let disk = LayeredDisk::open_in(directory(), lower, &BootId::new([2; 16])).unwrap();
     assert_same(&content(&disk), &model, "after a power cut");
-    assert_eq!(disk.usage().stored_bytes, used.stored_bytes);
+    let found = disk.usage();
+    assert_eq!((found.stored_bytes, found.charged_bytes), (used.stored_bytes, used.charged_bytes));
 }
 
 fn steps_and_deaths(count: usize) -> impl Strategy<Value = Vec<Option<Step>>> {

@@ -1,4 +1,5 @@
-//! How many bytes the tops of one disk may store together, and do.
+//! How many bytes of different blocks the tops of one disk may have together, and do. A block that several tops have counts
+//! once, and one that the uppermost of them says is zeros not at all: the count is what is seen, not what is stored.
 //!
 //! Owns the count. Blocks are reserved before they are written, so that writers at the same time cannot pass the limit.
 

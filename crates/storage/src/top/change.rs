@@ -1,8 +1,21 @@
 //! Writing and clearing blocks of a top: data first, then log, then the state that shows it; the other way round for holes.
 //!
+//! Blocks of which this top or the sealed ones of the same disk show data are charged to the disk's allowance, each once:
+//!
+//! | this top | sealed ones show | charged | a write | a discard |
+//! |---|---|---|---|---|
+//! | data | anything | yes | | gives back |
+//! | absent | data | yes | | gives back (zero) |
+//! | absent | something else | no | takes | |
+//! | zero | anything | no | takes | |
+//!
+//! So neither a seal nor a merge of sealed tops changes what is charged.
+//!
 //! Owns nothing; the orders that crash safety rests on are in [`super`].
 
-use super::{Allowance, BlockRange, BlockState, REGION_LOCKS, Top, lock, read_clipped};
+use super::{
+    Allowance, BlockRange, BlockState, REGION_LOCKS, StackedImage, Top, count_shown, lock, read_clipped,
+};
 use crate::raw_file::failed;
 use crate::{BLOCK_BYTES, Image, StorageError};
 use std::ops::Range;
@@ -12,12 +25,12 @@ use std::sync::{PoisonError, RwLock};
 const REGION_BLOCKS: u64 = 256;
 
 impl Top {
-    /// Writes; the range must lie in the top, and the top must not be sealed.
+    /// Writes; the range must lie in the top, and the top must not be sealed. `below` has the sealed tops of the same disk.
     pub(crate) fn write_at(
         &self,
         data: &[u8],
         offset: u64,
-        below: &dyn Image,
+        below: &StackedImage,
         allowance: &Allowance,
     ) -> Result<(), StorageError> {
         let _counted = self.count_change();
@@ -34,7 +47,7 @@ impl Top {
         &self,
         data: &[u8],
         offset: u64,
-        below: &dyn Image,
+        below: &StackedImage,
         allowance: &Allowance,
     ) -> Result<(), StorageError> {
         let end = offset + data.len() as u64;
@@ -48,7 +61,7 @@ impl Top {
         }
         let _alone = region.write().unwrap_or_else(PoisonError::into_inner);
         let count = blocks.end - blocks.start;
-        let reservation = allowance.reserve(count - self.map.count_data(blocks.clone()))?;
+        let reservation = allowance.reserve(count - self.charged(blocks.clone(), below))?;
         self.write_whole_blocks(data, offset, below)?;
         let to_data = |run: BlockRange| BlockRange { state: BlockState::Data, ..run };
         let runs = self.map.runs(blocks).filter(|run| run.state != BlockState::Data);
@@ -90,11 +103,16 @@ impl Top {
         self.data.write_all_at(data, offset).map_err(|error| failed("write", &self.data_path, error))
     }
 
-    /// Makes whole blocks read as zeros and frees their room.
+    /// How many blocks are charged. Whoever calls holds the region alone.
+    fn charged(&self, blocks: Range<u64>, below: &StackedImage) -> u64 {
+        count_shown(&std::iter::once(&self.map).chain(below.maps()), blocks)
+    }
+
+    /// Makes whole blocks read as zeros and frees their room. `below` has the sealed tops of the same disk.
     pub(crate) fn clear(
         &self,
         blocks: Range<u64>,
-        below: &dyn Image,
+        below: &StackedImage,
         allowance: &Allowance,
     ) -> Result<(), StorageError> {
         let _counted = self.count_change();
@@ -114,7 +132,7 @@ impl Top {
             let part = position..region_end.min(blocks.end);
             // Before the region is locked: it may take a while.
             let runs = visible.runs(part.clone())?;
-            self.clear_in_region(part.start, &runs, allowance)?;
+            self.clear_in_region(part.start, &runs, below, allowance)?;
             position = part.end;
         }
         Ok(())
@@ -124,6 +142,7 @@ impl Top {
         &self,
         first: u64,
         runs: &[(Range<u64>, bool)],
+        below: &StackedImage,
         allowance: &Allowance,
     ) -> Result<(), StorageError> {
         let _alone = self.region(first).write().unwrap_or_else(PoisonError::into_inner);
@@ -140,8 +159,10 @@ impl Top {
                 }
             }
         }
+        let charged = changes.iter().map(|run| self.charged(run.blocks(), below)).sum();
         self.change(&changes)?;
-        allowance.release(freed.iter().map(|run| run.count).sum());
+        // None of them shows data now: what becomes absent has none below.
+        allowance.release(charged);
         freed.iter().try_for_each(|run| self.punch(run.blocks()))
     }
 

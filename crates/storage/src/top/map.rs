@@ -17,6 +17,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const BLOCKS_PER_WORD: u64 = 32;
 const WORDS_PER_CHUNK: u64 = 1024;
 const BLOCKS_PER_CHUNK: u64 = BLOCKS_PER_WORD * WORDS_PER_CHUNK;
+/// Words that several maps are looked at for together: those of one cache line, of 256 blocks.
+const WORDS_PER_LINE: usize = 8;
+const BLOCKS_PER_LINE: u64 = BLOCKS_PER_WORD * WORDS_PER_LINE as u64;
 const LOW_BITS: u64 = 0x5555_5555_5555_5555;
 
 /// Where a block's content is.
@@ -142,11 +145,6 @@ impl BlockMap {
         })
     }
 
-    /// How many blocks of `range` are in the data file.
-    pub(crate) fn count_data(&self, range: Range<u64>) -> u64 {
-        self.runs(range).filter(|run| run.state == BlockState::Data).map(|run| run.count).sum()
-    }
-
     pub(crate) fn set(&self, range: Range<u64>, state: BlockState) {
         let mut position = range.start;
         while position < range.end {
@@ -171,6 +169,12 @@ impl BlockMap {
         adjust(&self.zero_blocks, old & !LOW_BITS, new & !LOW_BITS);
     }
 
+    /// The states of the blocks of a line, from its first one on; `None` when all are absent.
+    fn line(&self, line: u64) -> Option<&[AtomicU64]> {
+        let first = word_index(line * BLOCKS_PER_LINE);
+        self.chunk(line * BLOCKS_PER_LINE).map(|chunk| &chunk[first..first + WORDS_PER_LINE])
+    }
+
     fn chunk(&self, block: u64) -> Option<&[AtomicU64]> {
         self.chunks.get(chunk_index(block))?.get().map(AsRef::as_ref)
     }
@@ -178,6 +182,57 @@ impl BlockMap {
     fn word(&self, block: u64) -> u64 {
         self.chunk(block).map_or(0, |chunk| chunk[word_index(block)].load(Ordering::Acquire))
     }
+}
+
+/// How many blocks of `range` show data of one of the maps, which are given from the uppermost to the lowest: of each block,
+/// the uppermost that has it decides.
+///
+/// One pass, word by word: for a single block it costs a look at each map until one has it.
+pub(crate) fn count_shown<'a>(maps: &(impl Iterator<Item = &'a BlockMap> + Clone), range: Range<u64>) -> u64 {
+    let (mut shown, mut position) = (0, range.start);
+    while position < range.end {
+        let chunk_end = (position / BLOCKS_PER_CHUNK + 1) * BLOCKS_PER_CHUNK;
+        if maps.clone().all(|map| map.chunk(position).is_none()) {
+            position = chunk_end;
+            continue;
+        }
+        let chunk_end = chunk_end.min(range.end);
+        while position < chunk_end {
+            let line = position / BLOCKS_PER_LINE;
+            let end = chunk_end.min((line + 1) * BLOCKS_PER_LINE);
+            shown += count_shown_in_line(maps.clone(), line, position..end);
+            position = end;
+        }
+    }
+    shown
+}
+
+/// The same for a range in one line.
+fn count_shown_in_line<'a>(maps: impl Iterator<Item = &'a BlockMap>, line: u64, range: Range<u64>) -> u64 {
+    let words = (range.start % BLOCKS_PER_LINE / BLOCKS_PER_WORD) as usize
+        ..((range.end - line * BLOCKS_PER_LINE).div_ceil(BLOCKS_PER_WORD)) as usize;
+    // Low bits of the blocks that no map above has.
+    let mut open = [0; WORDS_PER_LINE];
+    for index in words.clone() {
+        let first = line * BLOCKS_PER_LINE + index as u64 * BLOCKS_PER_WORD;
+        let from = range.start.max(first) - first;
+        let to = range.end.min(first + BLOCKS_PER_WORD) - first;
+        open[index] = u64::MAX >> (64 - 2 * (to - from)) << (2 * from) & LOW_BITS;
+    }
+    let mut shown = 0;
+    for states in maps.filter_map(|map| map.line(line)) {
+        let mut left = 0;
+        for (open, state) in open[words.clone()].iter_mut().zip(&states[words.clone()]) {
+            let state = state.load(Ordering::Acquire);
+            shown += u64::from((state & *open).count_ones());
+            *open &= !(state | state >> 1);
+            left |= *open;
+        }
+        if left == 0 {
+            break;
+        }
+    }
+    shown
 }
 
 fn adjust(counter: &AtomicU64, old: u64, new: u64) {
@@ -228,7 +283,29 @@ mod tests {
             let count = |state| model.iter().filter(|it| **it == state).count() as u64;
             prop_assert_eq!(map.data_blocks(), count(BlockState::Data));
             prop_assert_eq!(map.zero_blocks(), count(BlockState::Zero));
-            prop_assert_eq!(map.count_data(0..blocks), count(BlockState::Data));
+            prop_assert_eq!(count_shown(&std::iter::once(&map), 0..blocks), count(BlockState::Data));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_shows_of_several_maps_is_what_a_walk_through_them_finds(
+            changes in prop::collection::vec((0..4_usize, 0_u64..70_000, 1_u64..40_000, state()), 1..12),
+            ranges in prop::collection::vec((0_u64..70_001, prop_oneof![0_u64..70, 0_u64..70_001]), 8),
+        ) {
+            let blocks = 70_001;
+            let maps: Vec<_> = (0..4).map(|_| BlockMap::new(blocks)).collect();
+            for (map, first, count, state) in changes {
+                maps[map].set(first..(first + count).min(blocks), state);
+            }
+            for (first, count) in ranges {
+                let range = first..(first + count).min(blocks);
+                let shows = |block: &u64| {
+                    let mut states = maps.iter().map(|map| map.state(*block));
+                    states.find(|state| *state != BlockState::Absent) == Some(BlockState::Data)
+                };
+                prop_assert_eq!(count_shown(&maps.iter(), range.clone()), range.filter(shows).count() as u64);
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Owns handles only. A block is what the uppermost top that has it says; what none has is the image's.
 
-use super::{BlockState, SealedTop, read_clipped};
+use super::{BlockMap, BlockState, SealedTop, read_clipped};
 use crate::{BLOCK_BYTES, Change, ChangeKind, Delta, Image, StorageError};
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,6 +27,11 @@ impl StackedImage {
     #[must_use]
     pub fn tops(&self) -> &[Arc<SealedTop>] {
         &self.tops
+    }
+
+    /// The maps of the tops, from top to bottom.
+    pub(crate) fn maps(&self) -> impl Iterator<Item = &BlockMap> + Clone {
+        self.tops.iter().rev().map(|top| top.top().map())
     }
 
     /// What the tops stand on.

@@ -89,6 +89,7 @@ fn whoever_is_killed_loses_nothing_it_acknowledged() {
         }
         next += 1;
         let disk = open(&path);
+        assert_eq!(disk.usage().charged_bytes, quota::shown_bytes(&disk));
         let found = content(&disk);
         // The write in flight, if it began.
         let flying = spot(next);

@@ -54,7 +54,9 @@ fn a_full_host_refuses_writes_and_takes_them_later() {
         );
         let end = (offset + length) as usize;
         assert_same(&found[end..], &model[end..], "behind the write that was refused");
-        disk.usage().stored_bytes
+        let usage = disk.usage();
+        assert_eq!(usage.charged_bytes, quota::shown_bytes(disk), "what was refused is not charged");
+        usage.stored_bytes
     };
     let stored = unharmed(&disk);
     assert!(stored <= 2 << 20);
