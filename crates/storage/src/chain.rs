@@ -67,7 +67,7 @@ impl LayerChain {
     }
 
     /// Reads the part of a segment that lies in the range of bytes which `buffer` is for.
-    fn read_segment(
+    pub(crate) fn read_segment(
         &self,
         segment: &Segment,
         buffer: &mut [u8],
@@ -91,7 +91,7 @@ impl LayerChain {
     }
 
     /// The first run of segments in a range of bytes that `kind` gives one and the same kind to.
-    fn next_run<K: PartialEq>(
+    pub(crate) fn next_run<K: PartialEq>(
         &self,
         range: Range<u64>,
         kind: impl Fn(Content) -> Option<K>,

@@ -105,6 +105,24 @@ pub fn write_layer_file(
     options: &LayerOptions,
     path: &Path,
 ) -> Result<LayerSummary, StorageError> {
+    publish(path, Existing::Refuse, |file| write_layer(source, options, file, path))
+}
+
+/// What becomes of a file that has the new one's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Existing {
+    /// It stays, and the new one is not made.
+    Refuse,
+    /// The new one takes its place; whoever has it open goes on reading what it was.
+    Replace,
+}
+
+/// Makes a file that is complete and durable when it gets its name, and not there at all before.
+pub(crate) fn publish<T>(
+    path: &Path,
+    existing: Existing,
+    write: impl FnOnce(&mut std::fs::File) -> Result<T, StorageError>,
+) -> Result<T, StorageError> {
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -113,12 +131,16 @@ pub fn write_layer_file(
         .prefix(".layer-")
         .tempfile_in(directory)
         .map_err(|error| failed("make", path, error))?;
-    let summary = write_layer(source, options, file.as_file_mut(), path)?;
+    let written = write(file.as_file_mut())?;
     file.as_file().sync_all().map_err(|error| failed("sync", path, error))?;
-    file.persist_noclobber(path).map_err(|error| failed("make", path, error.error))?;
+    let named = match existing {
+        Existing::Refuse => file.persist_noclobber(path),
+        Existing::Replace => file.persist(path),
+    };
+    named.map_err(|error| failed("make", path, error.error))?;
     let directory_file = std::fs::File::open(directory).map_err(|error| failed("open", directory, error))?;
     directory_file.sync_all().map_err(|error| failed("sync", directory, error))?;
-    Ok(summary)
+    Ok(written)
 }
 
 /// Writes one layer that has all that a stack of layers, bottom → top, shows.
