@@ -3,7 +3,7 @@
 use crate::block_service::Service;
 use crate::failure::Failure;
 use aenv_storage::block_service::{
-    CollectGarbage, CreateDisk, CreateImage, ErrorCode, InvalidName, Name, SealDisk,
+    CollectGarbage, CreateDisk, CreateImage, ErrorCode, InvalidName, Name, RewindDisk, SealDisk,
 };
 use axum::Json;
 use axum::Router;
@@ -33,6 +33,7 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
         .route("/v1/disks/{name}", get(disk).delete(delete_disk))
         .route("/v1/disks/{name}/flush", post(flush_disk))
         .route("/v1/disks/{name}/seal", post(seal_disk))
+        .route("/v1/disks/{name}/rewind", post(rewind_disk))
         .route("/v1/disks/{name}/durable", post(make_disk_durable))
         .route("/v1/images", get(images).post(create_image))
         .route("/v1/images/{name}", get(image).delete(delete_image))
@@ -69,6 +70,11 @@ async fn flush_disk(State(service): Shared, Path(name): Path<String>) -> Respons
 async fn seal_disk(State(service): Shared, Path(name): Path<String>, body: Bytes) -> Response {
     let seal = move || service.seal_disk(&named(&name)?, parse::<SealDisk>(&body)?.top);
     on_thread(seal, StatusCode::OK).await
+}
+
+async fn rewind_disk(State(service): Shared, Path(name): Path<String>, body: Bytes) -> Response {
+    let rewind = move || service.rewind_disk(&named(&name)?, &parse::<RewindDisk>(&body)?.top);
+    on_thread(rewind, StatusCode::OK).await
 }
 
 async fn make_disk_durable(State(service): Shared, Path(name): Path<String>) -> Response {

@@ -1,8 +1,8 @@
 //! Layers and images of them: each layer file is open once, however many disks and images are made of it.
 //!
 //! ```text
-//! {"file"} … {"file"}   a chain of layer files   ┐ one of these at the bottom, or nothing
-//! {"raw"}               a flat file              ┘
+//! {"raw"}               a flat file, or nothing
+//! {"file"} … {"file"}   a chain of layer files over it, or none
 //! {"disk", "top"} …     sealed tops above
 //! ```
 //! Owns the open layers, which close with their last user, and the block cache. Does not know which disks there are: sealed
@@ -17,7 +17,7 @@ use aenv_storage::chain::LayerChain;
 use aenv_storage::layer::Layer;
 use aenv_storage::open::open_layer_blob;
 use aenv_storage::top::{SealedTop, StackedImage};
-use aenv_storage::{EmptyImage, Image, RawImage};
+use aenv_storage::{EmptyImage, Image, OverlaidImage, RawImage};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
@@ -91,21 +91,22 @@ impl Layers {
         let (mut raw, mut files, mut tops) = (None, Vec::new(), Vec::new());
         for (position, layer) in layers.iter().enumerate() {
             match layer {
-                Resolved::File(path) if raw.is_none() && tops.is_empty() => files.push(self.layer(path)?),
+                Resolved::File(path) if tops.is_empty() => files.push(self.layer(path)?),
                 Resolved::Raw(path) if position == 0 => raw = Some(self.raw_image(path)?),
                 Resolved::Top(top) => tops.push(Arc::clone(top)),
                 Resolved::File(path) | Resolved::Raw(path) => {
                     return Err(Failure::invalid(format!(
-                        "{} cannot lie above the layers below it: layer files come first, or one raw file, then tops",
+                        "{} cannot lie above the layers below it: one raw file comes first, then layer files, then tops",
                         path.display()
                     )));
                 }
             }
         }
-        let bottom: Option<Arc<dyn Image>> = match raw {
-            Some(raw) => Some(raw),
-            None if files.is_empty() => None,
-            None => Some(Arc::new(LayerChain::new(files)?)),
+        let bottom: Option<Arc<dyn Image>> = match (raw, files.is_empty()) {
+            (Some(raw), true) => Some(raw),
+            (Some(raw), false) => Some(Arc::new(OverlaidImage::new(raw, files)?)),
+            (None, true) => None,
+            (None, false) => Some(Arc::new(LayerChain::new(files)?)),
         };
         match (bottom, tops.is_empty()) {
             (bottom, true) => Ok(bottom),

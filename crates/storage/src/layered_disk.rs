@@ -24,6 +24,7 @@ mod compact;
 mod keeper;
 mod manifest;
 mod open;
+mod rewind;
 #[cfg(test)]
 mod tests;
 
@@ -36,6 +37,7 @@ use crate::{BLOCK_BYTES, BlockDevice, Image, StorageError};
 pub use compact::Compaction;
 pub(crate) use keeper::Keeper;
 use manifest::{Manifest, TopName, number_of, top_name};
+pub use rewind::Rewound;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -102,7 +102,7 @@ impl Image for OverlaidImage {
 impl Delta for OverlaidImage {
     /// What the layers change of [`OverlaidImage::lower`], all of them together.
     fn next_change(&self, offset: u64) -> Result<Option<Change>, StorageError> {
-        let run = self.chain.next_run(offset, |content| match content {
+        let run = self.chain.next_run(offset..self.size(), |content| match content {
             Content::Absent => None,
             Content::Zeroed { .. } => Some(ChangeKind::Zeros),
             Content::Stored { .. } => Some(ChangeKind::Data),

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 
 /// Why a file could not be cloned.
@@ -96,6 +97,19 @@ pub fn next_extent(file: &File, offset: u64) -> io::Result<Option<Range<u64>>> {
     Ok(Some(start..rustix::fs::seek(file, SeekFrom::Hole(start))?))
 }
 
+/// Writes what the kernel has cached of a file or block device to where it is stored, and waits for it. Unlike an fsync it asks
+/// nobody to make it durable.
+///
+/// # Errors
+/// When it could not be written, now or since the last time that somebody asked.
+pub fn write_back(file: &File) -> io::Result<()> {
+    let flags =
+        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: only numbers are passed, and the descriptor is open as long as `file` is borrowed.
+    let written = unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, flags) };
+    if written == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Bytes that an unprivileged process can still store on the filesystem of `path`.
 ///
 /// # Errors
@@ -109,6 +123,17 @@ pub fn free_bytes(path: &Path) -> io::Result<u64> {
 mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn what_is_written_back_is_stored() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 128 << 10], 0).unwrap();
+        write_back(&file).unwrap();
+        // Delayed allocation has ended.
+        assert!(std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap()) > 0);
+        let (reader, _writer) = io::pipe().unwrap();
+        assert!(write_back(&File::from(std::os::fd::OwnedFd::from(reader))).is_err());
+    }
 
     #[test]
     fn holes_are_found_and_made() {

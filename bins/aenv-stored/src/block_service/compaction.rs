@@ -1,12 +1,15 @@
 //! Merging long chains of sealed tops, on a thread of low priority: each top costs a look-up for every block that none above
-//! has. Tops that a record of another disk or image names, or may name, are never touched.
+//! has. Tops that a record of another disk or image names, or may name, and those above, are never touched: who names one alone
+//! wants the disk to be able to go back to it, whatever it is made of below.
 //!
 //! Owns nothing. Seals, reads and writes go on meanwhile; a removal waits for the end.
 
 use super::Service;
 use super::table::{DiskEntry, DiskLife};
+use super::tops::name_of;
 use crate::locks::lock;
 use aenv_storage::layered_disk::Compaction;
+use aenv_storage::top::SealedTop;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -54,13 +57,16 @@ impl Service {
             if tops <= LONG || !self.exports.stalled().is_empty() {
                 continue;
             }
-            {
+            let used = {
                 let table = lock(&self.table);
-                if table.has_unreadable() || !table.tops_used_by_others(&entry.name).is_empty() {
+                if table.has_unreadable() {
                     continue;
                 }
-            }
-            match disk.compact(tops - NEWEST) {
+                table.tops_used_by_others(&entry.name)
+            };
+            let is_free = |top: &Arc<SealedTop>| name_of(top).is_ok_and(|name| !used.contains(&name));
+            let free = disk.sealed_tops().iter().take_while(|top| is_free(top)).count();
+            match disk.compact(free.min(tops - NEWEST)) {
                 Ok(Compaction::Merged { freed_bytes }) => {
                     tracing::info!(disk = %entry.name, tops, freed_bytes, "merged old tops");
                 }

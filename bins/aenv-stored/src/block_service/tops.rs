@@ -7,13 +7,13 @@ use crate::directories::{make_durable, remove_file, remove_tree};
 use crate::failure::Failure;
 use crate::locks::lock;
 use crate::records::DiskRecord;
-use aenv_storage::block_service::{InvalidName, LayerRef, Name, Sealed};
-use aenv_storage::layered_disk::LayeredDisk;
+use aenv_storage::block_service::{DiskView, InvalidName, LayerRef, Name, Sealed};
+use aenv_storage::layered_disk::{LayeredDisk, Rewound};
 use aenv_storage::top::{BootId, SealedTop};
 use aenv_storage::{EmptyImage, Image};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 impl Service {
     /// The disk that is to be used, with its record.
@@ -53,6 +53,37 @@ impl Service {
             }
         }
         Err(Failure::not_found(format!("disk {name} has no top {sealed}")))
+    }
+
+    /// Drops what was written to a disk since its top `top` was sealed.
+    pub(crate) fn rewind_disk(&self, name: &Name, top: &Name) -> Result<DiskView, Failure> {
+        let entry = self.disk_entry(name)?;
+        let _operation = lock(&entry.operation);
+        // Nobody comes to stand on what is dropped: whoever does has entered the table before, or finds it gone and fails.
+        let _alone = self.collecting.write().unwrap_or_else(PoisonError::into_inner);
+        let (disk, _) = self.live(&entry)?;
+        let tops = disk.sealed_tops();
+        let missing = || Failure::not_found(format!("disk {name} has no sealed top {top}"));
+        let position =
+            tops.iter().position(|it| name_of(it).is_ok_and(|it| it == *top)).ok_or_else(missing)?;
+        let used = lock(&self.table).tops_used_by_others(name);
+        for later in &tops[position + 1..] {
+            let later = name_of(later)?;
+            if used.contains(&later) {
+                let what = format!("others are made of what disk {name} sealed after {top}: {later}");
+                return Err(Failure::conflict(what));
+            }
+        }
+        let id = tops[position].id();
+        drop(tops);
+        match disk.rewind(&id)? {
+            Rewound::Unknown => return Err(missing()),
+            Rewound::Dropped { freed_bytes } => {
+                tracing::info!(disk = %name, %top, freed_bytes, "dropped what was written since a seal");
+            }
+            Rewound::NothingToDo => {}
+        }
+        self.view_of_disk(&entry)
     }
 
     /// Makes durable what was written to a disk.

@@ -5,7 +5,7 @@
 
 use super::messages::{
     CollectGarbage, Collected, CreateDisk, CreateImage, DiskList, DiskView, ErrorBody, ErrorCode, ImageList,
-    ImageView, SealDisk, Sealed, Status,
+    ImageView, RewindDisk, SealDisk, Sealed, Status,
 };
 use super::name::Name;
 use bytes::Bytes;
@@ -147,6 +147,14 @@ impl Client {
             None => self.disk(name).await?.writable_top,
         };
         self.post(&format!("/v1/disks/{name}/seal"), &SealDisk { top }).await
+    }
+
+    /// Makes a disk, which nobody uses, what it was when its top `top` was sealed.
+    ///
+    /// # Errors
+    /// See [`ServiceError`]; `NotFound` when it has no such top, `Conflict` when others are made of a later one.
+    pub async fn rewind_disk(&self, name: &Name, top: &Name) -> Result<DiskView, ServiceError> {
+        self.post(&format!("/v1/disks/{name}/rewind"), &RewindDisk { top: top.clone() }).await
     }
 
     /// Returns when all sealed tops of the disk, and its list of them, survive the loss of power.

@@ -7,6 +7,7 @@
 //! | `GET /v1/disks`, `GET /v1/disks/{name}` | | [`DiskList`], [`DiskView`] |
 //! | `POST /v1/disks/{name}/flush`, `…/durable` | | `{}` |
 //! | `POST /v1/disks/{name}/seal` | [`SealDisk`] | [`Sealed`] |
+//! | `POST /v1/disks/{name}/rewind` | [`RewindDisk`] | [`DiskView`] |
 //! | `DELETE /v1/disks/{name}`, `DELETE /v1/images/{name}` | | `{}` |
 //! | `POST /v1/images` | [`CreateImage`] | [`ImageView`] |
 //! | `GET /v1/images`, `GET /v1/images/{name}` | | [`ImageList`], [`ImageView`] |
@@ -27,7 +28,7 @@ pub enum LayerRef {
         /// Inside of the service's data directory.
         file: PathBuf,
     },
-    /// A flat file, whose holes are zeros. Only as the lowest layer.
+    /// A flat file, whose holes are zeros. Only as the lowest layer, below of files and tops.
     Raw {
         /// Inside of the service's data directory.
         raw: PathBuf,
@@ -142,6 +143,14 @@ pub struct Sealed {
     pub layers: Vec<LayerRef>,
     /// The top that is written from now on.
     pub writable_top: Name,
+}
+
+/// Drops what was written to a disk, which nobody uses, since one of its seals.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RewindDisk {
+    /// The top that was sealed, as [`Sealed`] told it.
+    pub top: Name,
 }
 
 /// Composes layers to an image that any number of processes may map.

@@ -55,13 +55,25 @@ pub(super) const BOOT: BootId = BootId::new([1; 16]);
 /// What is done to a disk.
 #[derive(Debug, Clone)]
 pub(super) enum Step {
-    Write { offset: u64, length: u64, byte: u8 },
-    Discard { offset: u64, length: u64 },
-    Zero { offset: u64, length: u64 },
+    Write {
+        offset: u64,
+        length: u64,
+        byte: u8,
+    },
+    Discard {
+        offset: u64,
+        length: u64,
+    },
+    Zero {
+        offset: u64,
+        length: u64,
+    },
     Flush,
     Seal,
     Durable,
     Compact(usize),
+    /// To the seal that was so many seals ago.
+    Rewind(usize),
     RewriteLog,
 }
 
@@ -84,11 +96,26 @@ pub(super) fn step(size: u64) -> impl Strategy<Value = Step> {
         2 => Just(Step::Seal),
         1 => Just(Step::Durable),
         1 => (2_usize..4).prop_map(Step::Compact),
+        1 => (0_usize..3).prop_map(Step::Rewind),
         1 => Just(Step::RewriteLog),
     ]
 }
 
 impl Step {
+    /// Does it to the disk, and says in the model what is to come of it.
+    pub(super) fn run_with(&self, disk: &LayeredDisk, model: &mut [u8]) -> Result<(), StorageError> {
+        let sealed = match self {
+            Self::Rewind(back) => sealed_content(disk, *back),
+            _ => None,
+        };
+        self.run(disk)?;
+        self.apply(model);
+        if let Some(sealed) = sealed {
+            model.copy_from_slice(&sealed);
+        }
+        Ok(())
+    }
+
     pub(super) fn run(&self, disk: &LayeredDisk) -> Result<(), StorageError> {
         match *self {
             Self::Write { offset, length, byte } => disk.write_at(&vec![byte; length as usize], offset),
@@ -100,6 +127,13 @@ impl Step {
             Self::RewriteLog => disk.rewrite_log(true),
             Self::Compact(oldest) => {
                 assert_ne!(disk.compact(oldest)?, Compaction::Held);
+                Ok(())
+            }
+            Self::Rewind(back) => {
+                let tops = disk.sealed_tops();
+                let Some(top) = tops.iter().rev().nth(back).map(|top| top.id()) else { return Ok(()) };
+                drop(tops);
+                assert_ne!(disk.rewind(&top)?, Rewound::Unknown);
                 Ok(())
             }
         }
@@ -117,9 +151,24 @@ impl Step {
                     .fill(0);
             }
             Self::Zero { offset, length } => model[offset as usize..(offset + length) as usize].fill(0),
-            Self::Flush | Self::Seal | Self::Durable | Self::Compact(_) | Self::RewriteLog => {}
+            Self::Flush
+            | Self::Seal
+            | Self::Durable
+            | Self::Compact(_)
+            | Self::Rewind(_)
+            | Self::RewriteLog => {}
         }
     }
+}
+
+/// What the disk was when it was sealed so many seals ago.
+fn sealed_content(disk: &LayeredDisk, back: usize) -> Option<Vec<u8>> {
+    let tops = disk.sealed_tops();
+    let kept = tops.len().checked_sub(back + 1)? + 1;
+    let image = StackedImage::new(Arc::clone(&disk.lower), tops[..kept].to_vec());
+    let mut content = vec![0; disk.size() as usize];
+    image.read_at(&mut content[..image.size() as usize], 0).unwrap();
+    Some(content)
 }
 
 pub(super) fn model_of(lower: &Stripes, size: u64) -> Vec<u8> {
@@ -148,8 +197,7 @@ fn compare(directory: &dyn Fn() -> Arc<dyn Directory>, steps: &[Option<Step>], r
     let mut disk = LayeredDisk::create_in(directory(), lower.clone(), size, u64::MAX, &BOOT).unwrap();
     for step in steps {
         if let Some(step) = step {
-            step.run(&disk).unwrap();
-            step.apply(&mut model);
+            step.run_with(&disk, &mut model).unwrap();
         } else {
             drop(disk);
             disk = LayeredDisk::open_in(directory(), lower.clone(), &BOOT).unwrap();
@@ -321,6 +369,41 @@ fn sealed_tops_become_a_compact_layer() {
     let mut found = vec![0xEE; 2 * size as usize];
     chain.read_at(&mut found, 0).unwrap();
     assert_same(&found, &content(&disk), "the layers");
+}
+
+#[test]
+fn a_disk_goes_back_to_any_of_its_seals_and_what_is_dropped_is_not_stored() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    let lower = Arc::new(Stripes { size: 8 * BLOCK_BYTES });
+    let size = 16 * BLOCK_BYTES;
+    let disk = LayeredDisk::create(&path, lower.clone(), size, u64::MAX, &BOOT).unwrap();
+    assert_eq!(disk.rewind(&disk.current_top_id()).unwrap(), Rewound::Unknown, "it was never sealed");
+    let mut seals = Vec::new();
+    for number in 1..=3_u8 {
+        disk.write_at(&[number; 8192], u64::from(number) * 8192).unwrap();
+        let sealed = disk.seal().unwrap().id();
+        seals.push((sealed, content(&disk), disk.usage().stored_bytes));
+    }
+    assert_eq!(disk.rewind(&seals[2].0).unwrap(), Rewound::NothingToDo);
+    disk.discard(0, size).unwrap();
+    assert_eq!(disk.rewind(&seals[2].0).unwrap(), Rewound::Dropped { freed_bytes: 0 });
+    assert_same(&content(&disk), &seals[2].1, "the last seal");
+    disk.write_at(&[9; 4096], 0).unwrap();
+    assert_eq!(disk.rewind(&seals[0].0).unwrap(), Rewound::Dropped { freed_bytes: 5 * 4096 });
+    assert_same(&content(&disk), &seals[0].1, "the first seal");
+    assert_eq!(disk.usage().stored_bytes, seals[0].2);
+    assert_eq!(disk.rewind(&seals[1].0).unwrap(), Rewound::Unknown, "it was dropped");
+    // One sealed top and the current one, with a log each, and nothing else.
+    let tops = std::fs::read_dir(&path)
+        .unwrap()
+        .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("top-"));
+    assert_eq!(tops.count(), 4);
+    drop(disk);
+    // It was made durable, since what was dropped is gone.
+    let disk = LayeredDisk::open(&path, lower, &BootId::new([2; 16])).unwrap();
+    assert_same(&content(&disk), &seals[0].1, "after a power cut");
+    disk.write_at(&[7; 100], 5000).unwrap();
 }
 
 #[test]

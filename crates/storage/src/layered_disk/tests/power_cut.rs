@@ -39,8 +39,7 @@ impl Life {
             Self { simulation, boot, contents: vec![model.clone()], spans: Vec::new(), flushes: Vec::new() };
         for (number, step) in steps.iter().enumerate() {
             let before = life.simulation.recorded();
-            step.run(disk).unwrap();
-            step.apply(&mut model);
+            step.run_with(disk, &mut model).unwrap();
             assert_same(&content(disk), &model, "while it lives");
             life.contents.push(model.clone());
             life.spans.push((before, life.simulation.recorded()));
