@@ -1,12 +1,24 @@
 //! Disks as layered disks of the block service.
 //!
-//! Owns, in the service, the disks that are called like VMs and the images that are called like captures. Such an image is
-//! never exported: it keeps the layers of a capture's disk stored.
+//! Owns, in the service, the disks that are called like VMs and the images that are called like captures or saves. All but those
+//! of `memory_image` are never exported: they keep the layers of a disk or a memory stored.
 //!
 //! ```text
-//! make    layers of the base + an empty top ─▶ disk VM                       (O(1), nothing is copied)
-//! keep    top sealed ─▶ durable ─▶ image c-TEMPLATE-KEY of the layers        then the disk may go: its sealed top stays
+//! make          layers of the base + an empty top ─▶ disk VM                  (O(1), nothing is copied)
+//! keep          top sealed ─▶ durable ─▶ image c-TEMPLATE-KEY of the layers   then the disk may go: its sealed top stays
+//!
+//! seal          top sealed                                                    (O(1), nothing is durable)
+//! hold          disk flushed ─▶ image s-VM-NUMBER of the sealed top: the disk can go back to it, and may merge what is below
+//! make_anew     tops after the sealed one dropped; the disk stays disk VM
+//! store_memory  changes ─▶ layer file memory-VM-NUMBER ─▶ image k-VM-NUMBER of the flat file and all layers
+//! memory_image  image m-VM-NUMBER of the same, exported
+//! forget_save   the three images, then the layer file if no image names it
 //! ```
+//! Whatever is killed in between, each may be asked again. A save belongs to the disk of its VM: images of saves whose VM has no
+//! disk any more, and layer files that no image names, are garbage. A layer file that was written and has no image yet is safe from
+//! the collection since that waits for it.
+
+mod saves;
 
 use super::{Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, SaveName};
 use crate::settings::StartError;
@@ -20,6 +32,7 @@ use async_trait::async_trait;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tokio::sync::RwLock;
 
 /// Virtual size of every disk, far more than any filesystem on it is meant to have: a filesystem can grow online, a disk
 /// cannot. What was never written takes no room.
@@ -34,11 +47,15 @@ const CAPTURES: &str = "c-";
 /// Makes disks in the block service.
 pub(crate) struct ServiceDisks {
     client: Client,
+    /// Where layer files lie.
+    layers: PathBuf,
+    /// Held shared by whoever writes a layer file until an image names it, alone by a collection.
+    writing: RwLock<()>,
 }
 
 impl ServiceDisks {
-    pub(crate) fn new(client: Client) -> Self {
-        Self { client }
+    pub(crate) fn new(client: Client, layers: PathBuf) -> Self {
+        Self { client, layers, writing: RwLock::new(()) }
     }
 }
 
@@ -102,29 +119,28 @@ impl Disks for ServiceDisks {
         Ok(self.client.delete_image(&capture_name(capture)?).await?)
     }
 
-    async fn seal(&self, _: &SaveName) -> Result<Base, Cause> {
-        Err(not_there_yet())
+    async fn seal(&self, save: &SaveName) -> Result<Base, Cause> {
+        self.seal_disk(save).await
     }
 
-    async fn hold(&self, _: &SaveName, _: &Base) -> Result<(), Cause> {
-        Err(not_there_yet())
+    async fn hold(&self, save: &SaveName, base: &Base) -> Result<(), Cause> {
+        self.hold_disk(save, base).await
     }
 
-    async fn make_anew(&self, _: &SandboxId, _: &Base, _: u64) -> Result<PathBuf, Cause> {
-        Err(not_there_yet())
+    async fn make_anew(&self, vm: &SandboxId, base: &Base, bytes: u64) -> Result<PathBuf, Cause> {
+        self.rewind_or_make(vm, base, bytes).await
     }
 
-    async fn store_memory(&self, _: &SaveName, _: &MemoryParts) -> Result<MemoryLayer, Cause> {
-        Err(not_there_yet())
+    async fn store_memory(&self, save: &SaveName, parts: &MemoryParts) -> Result<MemoryLayer, Cause> {
+        self.store_layer(save, parts).await
     }
 
-    async fn memory_image(&self, _: &SaveName, _: &MemoryChain, _: u64) -> Result<PathBuf, Cause> {
-        Err(not_there_yet())
+    async fn memory_image(&self, save: &SaveName, chain: &MemoryChain, bytes: u64) -> Result<PathBuf, Cause> {
+        self.export_memory(save, chain, bytes).await
     }
 
-    /// Nothing is stored.
-    async fn forget_save(&self, _: &SaveName) -> Result<(), Cause> {
-        Ok(())
+    async fn forget_save(&self, save: &SaveName) -> Result<(), Cause> {
+        self.remove_save(save).await
     }
 
     async fn waiting(&self, vm: &SandboxId) -> Result<Option<Waiting>, Cause> {
@@ -152,6 +168,12 @@ impl Disks for ServiceDisks {
                 removed.push(disk.name.to_string());
             }
         }
+        let known = |vm: &str| keep.iter().any(|id| id.as_str() == vm);
+        let images = self.client.images().await?.images;
+        for image in images.iter().filter(|image| saves::vm_of(&image.name).is_some_and(|vm| !known(vm))) {
+            self.client.delete_image(&image.name).await?;
+            removed.push(image.name.to_string());
+        }
         Ok(removed)
     }
 
@@ -160,9 +182,19 @@ impl Disks for ServiceDisks {
         captures: &BTreeSet<CaptureName>,
         images: &BTreeSet<PathBuf>,
     ) -> Result<Collected, Cause> {
+        let _alone = self.writing.write().await;
         let known = captures.iter().map(capture_name).collect::<Result<BTreeSet<_>, _>>()?;
         let mut removed = 0;
-        for image in self.client.images().await?.images {
+        let images_there = self.client.images().await?.images;
+        // Listed after the images: a disk that had a save then is gone for good if it is not there now.
+        let disks = self.client.disks().await?.disks;
+        let has_disk =
+            |vm: &str| disks.iter().any(|it| it.name.as_str() == vm && it.state != DiskState::Kept);
+        for image in images_there {
+            if saves::vm_of(&image.name).is_some_and(|vm| !has_disk(vm)) {
+                self.client.delete_image(&image.name).await?;
+                tracing::info!(image = %image.name, "removed what was saved of a sandbox that is gone");
+            }
             if image.name.as_str().starts_with(CAPTURES) && !known.contains(&image.name) {
                 self.client.delete_image(&image.name).await?;
                 tracing::info!(image = %image.name, "removed the disk of a capture that is gone");
@@ -174,10 +206,6 @@ impl Disks for ServiceDisks {
         let (layers, directories, bytes) = (collected.layers, collected.directories, collected.bytes);
         Ok(Collected { captures: removed, layers, directories, bytes })
     }
-}
-
-fn not_there_yet() -> Cause {
-    Cause::Unexpected("sandboxes cannot be saved by the block service yet".to_owned())
 }
 
 fn disk_name(vm: &SandboxId) -> Result<Name, Cause> {
@@ -214,8 +242,8 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use tokio::net::UnixListener;
 
-    /// Answers at a socket by `answer`, which is given method, path and body; remembers what it was asked.
-    fn service(
+    /// Answers at a socket by `answer`, which is given method, path and body; remembers what it was asked. The answer `404` is one.
+    pub(super) fn service(
         directory: &Path,
         answer: impl Fn(&str, &str) -> String + Clone + Send + 'static,
     ) -> (ServiceDisks, Arc<Mutex<Vec<String>>>) {
@@ -233,13 +261,21 @@ mod tests {
                         let body = request.into_body().collect().await?.to_bytes();
                         let body = String::from_utf8_lossy(&body).into_owned();
                         seen.lock().unwrap().push(format!("{what} {body}"));
-                        Ok::<_, hyper::Error>(Response::new(answer(&what, &body)))
+                        let answer = match answer(&what, &body) {
+                            missing if missing == "404" => {
+                                let body = r#"{"code":"not_found","message":"there is none"}"#.to_owned();
+                                Response::builder().status(404).body(body).unwrap()
+                            }
+                            body => Response::new(body),
+                        };
+                        Ok::<_, hyper::Error>(answer)
                     }
                 });
                 tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), serve));
             }
         });
-        (ServiceDisks::new(Client::new(&socket, Duration::from_secs(20))), asked)
+        let client = Client::new(&socket, Duration::from_secs(20));
+        (ServiceDisks::new(client, directory.join("layers")), asked)
     }
 
     #[tokio::test]
@@ -253,8 +289,16 @@ mod tests {
                         r#"{{"name":"{name}","state":"ready","failure":null,"path":null,"number":1,"size":4096,"owner":0,"layers":[]}}"#
                     )
                 };
-                let images = [image("c-t1-present"), image("c-t1-old"), image("memory")];
-                format!(r#"{{"images":[{}]}}"#, images.join(","))
+                let names = ["c-t1-present", "c-t1-old", "memory", "s-ikept-1", "s-igone-7", "m-igone-7"];
+                format!(r#"{{"images":[{}]}}"#, names.map(image).join(","))
+            }
+            "GET /v1/disks" => {
+                let disk = |name: &str, state: &str| {
+                    format!(
+                        r#"{{"name":"{name}","state":"{state}","number":1,"size":4096,"quota":4096,"stored_bytes":0,"owner":0,"layers":[],"tops":[]}}"#
+                    )
+                };
+                format!(r#"{{"disks":[{},{}]}}"#, disk("ikept", "ready"), disk("igone", "kept"))
             }
             "POST /v1/gc" => r#"{"layers":2,"directories":1,"bytes":8192}"#.to_owned(),
             _ => "{}".to_owned(),
@@ -266,7 +310,10 @@ mod tests {
             *asked.lock().unwrap(),
             [
                 "GET /v1/images ",
+                "GET /v1/disks ",
                 "DELETE /v1/images/c-t1-old ",
+                "DELETE /v1/images/s-igone-7 ",
+                "DELETE /v1/images/m-igone-7 ",
                 r#"POST /v1/gc {"keep_layers":["/data/storage/layers/image"]}"#
             ]
         );
@@ -290,7 +337,8 @@ mod tests {
         assert_eq!(full.cause, WaitCause::DiskWaitsForRoom);
         assert!(full.detail.contains("no room in /data; for 2 seconds"), "{}", full.detail);
         assert_eq!(disks.waiting(&"iwell".parse().unwrap()).await.unwrap(), None);
-        let away = ServiceDisks::new(Client::new(&directory.path().join("none"), Duration::from_secs(20)));
+        let client = Client::new(&directory.path().join("none"), Duration::from_secs(20));
+        let away = ServiceDisks::new(client, directory.path().to_owned());
         let away = away.waiting(&"iwell".parse().unwrap()).await.unwrap().unwrap();
         assert_eq!(away.cause, WaitCause::BlockServiceAway);
     }

@@ -183,6 +183,6 @@ pub(crate) trait Disks: Send + Sync + 'static {
 pub(crate) fn open(settings: &DiskSettings, dir: &DataDir) -> Arc<dyn Disks> {
     match settings {
         DiskSettings::Reflink(copies) => Arc::new(ReflinkDisks::new(dir.clone(), *copies)),
-        DiskSettings::Service(client) => Arc::new(ServiceDisks::new(client.as_ref().clone())),
+        DiskSettings::Service(client) => Arc::new(ServiceDisks::new(client.as_ref().clone(), dir.layers())),
     }
 }
