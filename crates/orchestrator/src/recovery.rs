@@ -20,7 +20,7 @@
 use crate::adoption::{self, Attempt, Held, Trouble};
 use crate::clearing;
 use crate::error::LossCause;
-use crate::journal::{Loss, Present, Role, Save, Tenancy, VmRecord};
+use crate::journal::{Loss, Present, Role, Save, Start, Tenancy, VmRecord};
 use crate::lifecycle::{self, Event, Phase};
 use crate::node::Node;
 use crate::sandbox_task::{QUEUE, SandboxTask, end_after, remaining};
@@ -166,8 +166,10 @@ async fn adopt_saved(node: &Node, vm: &mut Vm, tenancy: &Tenancy) {
     let resuming = vm.record.phase == Phase::Resuming;
     let is_captured = vm.record.present.captured.is_some()
         && vm.record.present.captured == vm.record.saves.last().map(|save| save.number);
+    // A guest that booted has perhaps not been told who it is.
+    let booted = vm.record.present.start == Some(Start::default());
     match adoption::find(node, &vm.record).await {
-        Ok(Some((held, running))) if running && resuming => {
+        Ok(Some((held, true))) if resuming && !booted => {
             let Attempt { held, result } =
                 adoption::attempt(node, &vm.record, tenancy, held.of_guest_that_stood_still()).await;
             if result.is_ok() {

@@ -196,6 +196,10 @@ impl Resuming {
         image: Option<(PathBuf, MemoryChain)>,
         stages: &mut Stages,
     ) -> Result<(), Failure> {
+        if !self.tenancy.internet_access {
+            let (name, limit) = (&self.vm.slot("deny_egress")?.name, self.node.settings.deadlines.step);
+            stages.run("deny_egress", limit, self.node.parts.slots.deny_egress(name)).await?;
+        }
         let record = &self.vm.record;
         let placement = self.node.placement(record, self.vm.slot("prepare")?);
         let (vmm, spec, limit) = (&self.node.parts.vmm, &record.spec, self.node.settings.deadlines.step);
@@ -218,10 +222,6 @@ impl Resuming {
     /// Lets the guest run and tells it the time, and who it is if it booted.
     async fn wake(&mut self, way: Way, stages: &mut Stages) -> Result<Instant, Failure> {
         let deadlines = &self.node.settings.deadlines;
-        if !self.tenancy.internet_access {
-            let slot = &self.vm.slot("deny_egress")?.name;
-            stages.run("deny_egress", deadlines.step, self.node.parts.slots.deny_egress(slot)).await?;
-        }
         if way == Way::Memory {
             self.unless_cancelled("resume", self.vm.resume(&self.node, stages)).await?;
         }

@@ -7,7 +7,7 @@
 //! ```
 
 use super::{FAR_FUTURE, Reply, SandboxTask, answer};
-use crate::adoption::{self, Attempt, Held, Trouble};
+use crate::adoption::{self, Held};
 use crate::error::Error;
 use crate::journal::Loss;
 use crate::lifecycle::{self, Event, Phase, Refusal};
@@ -172,7 +172,7 @@ impl SandboxTask {
     pub(super) async fn done(&mut self, done: Done) {
         self.work = None;
         match done {
-            Done::Paused(end) => self.pause_done(*end).await,
+            Done::Paused(end) => self.pause_done(*end),
             Done::Resumed(end) => self.resume_done(*end).await,
             Done::Released(vm, result) => {
                 self.vm = *vm;
@@ -201,7 +201,7 @@ impl SandboxTask {
         self.save_on(false);
     }
 
-    async fn pause_done(&mut self, end: PauseEnd) {
+    fn pause_done(&mut self, end: PauseEnd) {
         let PauseEnd { vm, tenancy, result, stages, stood_still } = end;
         (self.vm, self.tenancy) = (vm, tenancy);
         let pauser = self.pauser.take();
@@ -212,7 +212,7 @@ impl SandboxTask {
                     return;
                 }
                 if stood_still {
-                    self.go_on_after_pause().await;
+                    self.go_on_after_pause();
                 }
                 match pauser {
                     Some(pauser) => answer(pauser.reply, Err(error)),
@@ -222,23 +222,15 @@ impl SandboxTask {
         }
     }
 
-    /// Nothing came of a pause: the guest goes on, as far as it lives.
-    async fn go_on_after_pause(&mut self) {
+    /// Nothing came of a pause: the guest goes on, as far as it lives. Made sure of as for one of an earlier process, beside
+    /// everything else.
+    fn go_on_after_pause(&mut self) {
         self.ended = CancellationToken::new();
+        self.interrupted = true;
+        self.node.table.show(self.view(), self.route());
         let held = Held::of_stopped(&self.vm);
-        let Attempt { held, result } =
-            adoption::attempt(&self.node, &self.vm.record, &self.tenancy, held).await;
-        (self.vm.slot, self.vm.machine) = (held.slot.clone(), held.machine.clone());
-        self.interrupted = result.is_err();
-        match result {
-            Ok(()) => self.node.table.show(self.view(), self.route()),
-            Err(Trouble::NotNow(cause)) => {
-                tracing::warn!(sandbox = %self.vm.record.id, error = %cause, "a guest does not go on after a pause that failed; trying again");
-                self.node.table.show(self.view(), self.route());
-                self.adopt_later(held);
-            }
-            Err(Trouble::Lost(loss)) => self.died(loss).await,
-        }
+        self.adoption =
+            Some(adoption::later(&self.node, &self.vm.record, &self.tenancy, held, Duration::ZERO));
     }
 
     /// A VMM died while its state was being saved: the state before that counts, if there is one.

@@ -8,10 +8,19 @@ use aenv_orchestrator::{
 use aenv_protocol::ids::SandboxId;
 use aenv_testkit::{Counts, Fault, Operation};
 use aenv_vmm::ExitCause;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+/// Waits for a sandbox that is just going on after a pause that failed.
 pub(crate) async fn pause(node: &Orchestrator, id: &SandboxId) {
-    node.pause(id, PauseRequest::default()).await.unwrap();
+    let begin = Instant::now();
+    loop {
+        match node.pause(id, PauseRequest::default()).await {
+            Err(Error::Transitioning(_)) if begin.elapsed() < SOON => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            paused => return drop(paused.unwrap()),
+        }
+    }
 }
 
 pub(crate) async fn resume(node: &Orchestrator, id: &SandboxId) -> Resumed {
@@ -320,6 +329,26 @@ async fn the_end_of_its_time_pauses_a_sandbox_that_is_to_be_kept() {
     eventually("it is paused", || node.get(&id).unwrap().saved.is_some()).await;
     let saved = node.get(&id).unwrap().saved.unwrap();
     assert_eq!((saved.mode, saved.flushed), (PauseMode::Full, false));
+    node.shutdown().await;
+}
+
+#[tokio::test]
+async fn without_internet_access_egress_is_denied_in_the_new_network_too() {
+    let world = World::prepared().await;
+    let node = world.start(0).await;
+    let wanted = CreateRequest { internet_access: false, ..request() };
+    let id = node.create(wanted).await.unwrap().sandbox.id;
+    for reboot in [false, true] {
+        pause(&node, &id).await;
+        node.release(&id).await.unwrap();
+        let before = world.host.log().len();
+        node.resume(&id, ResumeRequest { timeout: HOUR, reboot }).await.unwrap();
+        assert_eq!(world.host.egress_denied(&World::vm_name(&id)), Some(true));
+        let log = world.host.log().split_off(before);
+        let at = |wanted| log.iter().position(|call| *call == wanted);
+        let started = if reboot { Operation::Boot } else { Operation::Resume };
+        assert!(at(Operation::DenyEgress) < at(started), "{log:?}");
+    }
     node.shutdown().await;
 }
 

@@ -137,10 +137,16 @@ impl World {
 
     /// Nothing of any VM is left, but for `vms` of them.
     pub(crate) async fn only(&self, vms: usize) {
-        eventually(&format!("only {vms} VMs are left"), || {
-            self.host.counts() == Counts { vms, slots: vms } && self.sandbox_dirs().len() == vms
-        })
-        .await;
+        let wanted = Counts { vms, slots: vms };
+        let begin = Instant::now();
+        loop {
+            let (counts, directories) = (self.host.counts(), self.sandbox_dirs());
+            if counts == wanted && directories.len() == vms {
+                return;
+            }
+            assert!(begin.elapsed() < SOON, "not only {vms} VMs are left: {counts:?}, {directories:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }
 
