@@ -98,3 +98,58 @@ fn written_pages_of_a_private_mapping_are_found_and_read() {
     // SAFETY: unmaps what was mapped above; nothing refers to it any more.
     unsafe { libc::munmap(address.cast(), 64 * 4096) };
 }
+
+/// Swap space in a file, until it is dropped.
+struct Swap(std::ffi::CString);
+
+impl Swap {
+    fn new(file: &tempfile::NamedTempFile) -> Self {
+        file.as_file().set_len(0).unwrap();
+        std::fs::write(file.path(), vec![0; 16 << 20]).unwrap();
+        file.as_file().sync_all().unwrap();
+        assert!(std::process::Command::new("mkswap").arg(file.path()).output().unwrap().status.success());
+        let path = std::ffi::CString::new(file.path().as_os_str().as_encoded_bytes()).unwrap();
+        // SAFETY: the path ends in a NUL and lives until the call returns.
+        assert_eq!(unsafe { libc::swapon(path.as_ptr(), 0) }, 0, "{}", io::Error::last_os_error());
+        Self(path)
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        // SAFETY: as for `swapon`.
+        assert_eq!(unsafe { libc::swapoff(self.0.as_ptr()) }, 0, "{}", io::Error::last_os_error());
+    }
+}
+
+/// Not run with the others, since all processes of the host may use the swap space.
+#[test]
+#[ignore = "adds swap space to the host for a moment, which needs root"]
+fn pages_that_were_swapped_out_are_changed_ones() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let _swap = Swap::new(&file);
+    let (mapped, address) = private_mapping(64);
+    for page in [3, 4, 63] {
+        // SAFETY: inside the mapping made above.
+        unsafe { address.wrapping_add(page * 4096).write_volatile(9) };
+    }
+    // SAFETY: the kernel may move pages of our own mapping out at any time.
+    let moved = unsafe { libc::madvise(address.cast(), 64 * 4096, libc::MADV_PAGEOUT) };
+    assert_eq!(moved, 0, "{}", io::Error::last_os_error());
+    let pid = std::process::id();
+    let mappings = file_mappings(pid).unwrap();
+    let mapping = mappings.iter().find(|mapping| mapping.path == mapped.path()).unwrap();
+    let base = mapping.addresses.start;
+    let pagemap = File::open("/proc/self/pagemap").unwrap();
+    let mut entry = [0; 8];
+    pagemap.read_exact_at(&mut entry, (base / 4096 + 3) * 8).unwrap();
+    assert_ne!(u64::from_le_bytes(entry) & ENTRY_SWAPPED, 0, "nothing was swapped out: this tests nothing");
+    let expected = [base + 3 * 4096..base + 5 * 4096, base + 63 * 4096..base + 64 * 4096];
+    assert_eq!(scan_changed(&pagemap, mapping.addresses.clone()).unwrap(), expected);
+    assert_eq!(read_changed(&pagemap, mapping.addresses.clone()).unwrap(), expected);
+    let mut buffer = vec![0; 3 * 4096];
+    read(pid, &expected, &mut buffer).unwrap();
+    assert_eq!((buffer[0], buffer[1], buffer[4096], buffer[8192]), (9, 1, 9, 9));
+    // SAFETY: unmaps what was mapped above; nothing refers to it any more.
+    unsafe { libc::munmap(address.cast(), 64 * 4096) };
+}
