@@ -295,11 +295,24 @@ pub trait Machine: Send + Sync + 'static {
 
     /// As [`Machine::capture`], but the memory file has data only where the guest wrote since the base that the report
     /// names; all else is holes, pages that became zero included among the data. A VMM that keeps a log of writes takes
-    /// the previous capture as the base, one that does not what the machine was started from.
+    /// the previous capture as the base, if that was confirmed (see [`Machine::confirm_capture`]), one that does not what the
+    /// machine was started from.
     ///
     /// # Errors
     /// As [`Machine::capture`].
     async fn capture_changes(&self, into: &CaptureFiles) -> Result<CaptureReport, VmmError>;
+
+    /// Tells that the last capture, which wrote `files`, is recorded and will be there when the next one builds on it. After one
+    /// that was not confirmed the next one is whole, since the caller may have dropped it. May be told again, also after an
+    /// adoption; of another capture than the last one it changes nothing.
+    ///
+    /// # Errors
+    /// When it cannot be noted: then the next capture is whole.
+    async fn confirm_capture(&self, files: &CaptureFiles) -> Result<(), VmmError> {
+        // Only a VMM whose captures build on one another needs to know.
+        let _ = files;
+        Ok(())
+    }
 
     /// Ends the VM at once and returns when the process is gone. Ending an ended VM is no error.
     ///

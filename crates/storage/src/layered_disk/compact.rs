@@ -152,7 +152,7 @@ impl LayeredDisk {
 
     /// Removes tops that the manifest has given up, if nobody holds them. The manifest is made durable first, since an
     /// older one may name them. Whoever calls holds the compaction, so that none of them is being made.
-    fn remove_given_up(&self) -> Result<(), StorageError> {
+    pub(super) fn remove_given_up(&self) -> Result<(), StorageError> {
         let names = self.keeper.manifest().removable;
         if names.is_empty() {
             return Ok(());

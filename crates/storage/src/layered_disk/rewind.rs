@@ -13,6 +13,7 @@
 use super::manifest::TopName;
 use super::{LayeredDisk, StackedImage, State, StorageError, Top, lock, remove_files};
 use crate::BLOCK_BYTES;
+use crate::top::count_shown;
 use std::sync::{Arc, PoisonError};
 
 /// How a disk went back.
@@ -36,7 +37,7 @@ impl LayeredDisk {
     /// When the host cannot store it. Then the disk is as it was, or has gone back already: to be asked again.
     pub fn rewind(&self, id: &[u8; 16]) -> Result<Rewound, StorageError> {
         let _one = lock(&self.compaction);
-        let (names, freed_bytes) = {
+        let freed_bytes = {
             let _structure = lock(&self.structure);
             let state = self.state();
             let tops = state.below.tops();
@@ -51,36 +52,31 @@ impl LayeredDisk {
             let freed_bytes = tops[kept..].iter().map(|top| top.stored_bytes()).sum::<u64>()
                 + map.data_blocks() * BLOCK_BYTES;
             match self.swap_back(&state, kept, &name, &top) {
-                Ok(names) => (names, freed_bytes),
+                Ok(()) => freed_bytes,
                 Err(error) => {
                     remove_files(&*self.directory, &name)?;
                     return Err(error);
                 }
             }
         };
-        self.allowance.release(freed_bytes / BLOCK_BYTES);
-        self.remove_removable(&names)?;
+        self.remove_given_up()?;
         Ok(Rewound::Dropped { freed_bytes })
     }
 
-    /// Puts `top` on the lowest `kept` tops; returns the names of all others.
-    fn swap_back(
-        &self,
-        state: &State,
-        kept: usize,
-        name: &str,
-        top: &Arc<Top>,
-    ) -> Result<Vec<String>, StorageError> {
+    /// Puts `top` on the lowest `kept` tops; all others are given up.
+    fn swap_back(&self, state: &State, kept: usize, name: &str, top: &Arc<Top>) -> Result<(), StorageError> {
         let mut next = self.keeper.manifest();
-        let mut names: Vec<String> = next.sealed.drain(kept..).map(|top| top.name).collect();
         let dropped = std::mem::replace(&mut next.current, TopName::new(name, &top.identity().id));
-        names.push(dropped.name);
-        next.removable.extend(names.iter().cloned());
+        let later: Vec<TopName> = next.sealed.drain(kept..).chain([dropped]).collect();
+        next.removable.extend(later.into_iter().map(|top| top.name));
         let below = StackedImage::new(Arc::clone(&self.lower), state.below.tops()[..kept].to_vec());
+        // The new top has nothing yet; what the others show may be more than before, where the later ones said zeros.
+        let charged = count_shown(&below.maps(), 0..top.map().blocks());
         let next_state = Arc::new(State { current_name: name.to_owned(), current: Arc::clone(top), below });
         let _alone = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         self.record(next, &[top])?;
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = next_state;
-        Ok(names)
+        self.allowance.set_used(charged * BLOCK_BYTES);
+        Ok(())
     }
 }

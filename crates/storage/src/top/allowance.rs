@@ -43,6 +43,11 @@ impl Allowance {
         }
     }
 
+    /// Begins anew with so many bytes, while nobody writes.
+    pub(crate) fn set_used(&self, bytes: u64) {
+        self.used.store(bytes, Ordering::Relaxed);
+    }
+
     /// Gives back the room of `blocks`.
     pub(crate) fn release(&self, blocks: u64) {
         self.used.fetch_sub(blocks * BLOCK_BYTES, Ordering::Relaxed);

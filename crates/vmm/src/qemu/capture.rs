@@ -64,7 +64,7 @@ pub(super) async fn finish(
     let writer = Arc::clone(&partial);
     let write = move || -> io::Result<(u64, Counts)> {
         let state_bytes = std::fs::metadata(&writer.files().state)?.len();
-        let counts = write_memory(pid, memory_bytes, content, &writer.files().memory)?;
+        let counts = write_memory(pid, memory_bytes, content, &writer.files().memory, BATCH_BYTES)?;
         let read_only = Permissions::from_mode(0o444);
         std::fs::set_permissions(&writer.files().state, read_only.clone())?;
         std::fs::set_permissions(&writer.files().memory, read_only)?;
@@ -94,32 +94,28 @@ struct Counts {
     zero_pages: u64,
 }
 
-fn write_memory(pid: u32, memory_bytes: u64, content: Content, path: &Path) -> io::Result<Counts> {
+fn write_memory(
+    pid: u32,
+    memory_bytes: u64,
+    content: Content,
+    path: &Path,
+    batch_bytes: u64,
+) -> io::Result<Counts> {
     let mappings = guest_memory(memory::file_mappings(pid)?, memory_bytes)?;
     let image = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
-    let base = memory::open_mapped_file(pid, &mappings[0])?;
-    let base_is_empty = data_extents(&base)?.is_empty();
     let zeros = match content {
-        // Over the base a hole would say that the page is unchanged.
-        Content::Changes => Zeros::Write,
-        Content::Whole if base_is_empty => Zeros::Leave,
-        Content::Whole => Zeros::Punch,
+        // Over the base a hole would say that the page is unchanged. The base itself is not needed: who exports it may be away.
+        Content::Changes => {
+            image.set_len(memory_bytes)?;
+            Zeros::Write
+        }
+        Content::Whole => begin_with_base(&memory::open_mapped_file(pid, &mappings[0])?, &image, path)?,
     };
-    if base_is_empty || content == Content::Changes {
-        image.set_len(memory_bytes)?;
-    } else {
-        reflink(&base, &image, path).map_err(|error| match error {
-            ReflinkError::Io(error) => error,
-            unsupported @ ReflinkError::Unsupported { .. } => {
-                io::Error::new(io::ErrorKind::Unsupported, unsupported)
-            }
-        })?;
-    }
     let mut counts = Counts::default();
-    let mut buffer = vec![0; usize::try_from(BATCH_BYTES).map_err(io::Error::other)?];
+    let mut buffer = vec![0; usize::try_from(batch_bytes).map_err(io::Error::other)?];
     for mapping in &mappings {
         let changed = memory::changed_ranges(pid, mapping.addresses.clone())?;
-        for batch in batches(&changed) {
+        for batch in batches(&changed, batch_bytes) {
             let length = batch.iter().map(|run| run.end - run.start).sum::<u64>();
             let bytes = &mut buffer[..usize::try_from(length).map_err(io::Error::other)?];
             memory::read(pid, &batch, bytes)?;
@@ -134,6 +130,21 @@ fn write_memory(pid: u32, memory_bytes: u64, content: Content, path: &Path) -> i
         }
     }
     Ok(counts)
+}
+
+/// Makes the empty file `image` what the guest was started from; tells what zero pages are to become in it.
+fn begin_with_base(base: &File, image: &File, path: &Path) -> io::Result<Zeros> {
+    if data_extents(base)?.is_empty() {
+        image.set_len(base.metadata()?.len())?;
+        return Ok(Zeros::Leave);
+    }
+    reflink(base, image, path).map_err(|error| match error {
+        ReflinkError::Io(error) => error,
+        unsupported @ ReflinkError::Unsupported { .. } => {
+            io::Error::new(io::ErrorKind::Unsupported, unsupported)
+        }
+    })?;
+    Ok(Zeros::Punch)
 }
 
 /// The mappings that are the guest's memory: those of the one file that is mapped privately, writable, in full length.
@@ -156,10 +167,10 @@ fn guest_memory(mappings: Vec<FileMapping>, memory_bytes: u64) -> io::Result<Vec
 }
 
 /// Splits runs into groups that fit into the buffer.
-fn batches(runs: &[Range<u64>]) -> Vec<Vec<Range<u64>>> {
+fn batches(runs: &[Range<u64>], batch_bytes: u64) -> Vec<Vec<Range<u64>>> {
     let mut batches = Vec::new();
     let mut batch = Vec::new();
-    let mut room = BATCH_BYTES;
+    let mut room = batch_bytes;
     for run in runs {
         let mut start = run.start;
         while start < run.end {
@@ -169,7 +180,7 @@ fn batches(runs: &[Range<u64>]) -> Vec<Vec<Range<u64>>> {
             start = end;
             if room == 0 {
                 batches.push(std::mem::take(&mut batch));
-                room = BATCH_BYTES;
+                room = batch_bytes;
             }
         }
     }

@@ -13,9 +13,9 @@ use crate::confinement::Confined;
 use crate::console::{self, Console};
 use crate::driver::{CaptureFiles, Exit, MachineSpec, Placement, ProcessRecord, VmmError};
 use crate::ending::last_lines;
-use crate::host_disk::HostDisk;
+use crate::host_disk::{DiskKind, HostDisk};
 use crate::process::{OwnedProcess, blocking};
-use aenv_sys::file::reflink;
+use aenv_sys::file::{ReflinkError, data_extents, reflink};
 use aenv_sys::process::{Access, Detached, PidFd};
 use serde_json::json;
 use std::fs::File;
@@ -290,8 +290,7 @@ impl Plan {
             // Shared by all children, none of which can write it.
             Some(image) if self.driver.version >= READ_ONLY_BACKEND => Ok((image.clone(), Access::ReadOnly)),
             Some(image) => {
-                let source = File::open(image).map_err(|error| on_path(image, &error))?;
-                reflink(&source, &self.own_file(&own)?, &own).map_err(io::Error::other)?;
+                copy_image(image, &self.own_file(&own)?, &own)?;
                 Ok((own, Access::ReadWrite))
             }
             None => {
@@ -314,6 +313,32 @@ impl Plan {
         fchown(&file, user, user)?;
         Ok(file)
     }
+}
+
+/// Fills the empty file `own` with an image: by sharing its blocks or, of one that is exported through FUSE and has none of its own, by
+/// a copy. Others may map the image, so it is never opened for writing.
+fn copy_image(image: &Path, own: &File, path: &Path) -> io::Result<()> {
+    let source = File::open(image).map_err(|error| on_path(image, &error))?;
+    match reflink(&source, own, path) {
+        Err(ReflinkError::Unsupported { .. }) if HostDisk::examine(image)?.kind == DiskKind::ExportedFile => {
+            copy_data(&source, own)
+        }
+        shared => shared.map_err(io::Error::other),
+    }
+}
+
+/// Copies all that is not in holes.
+fn copy_data(source: &File, target: &File) -> io::Result<()> {
+    target.set_len(source.metadata()?.len())?;
+    for extent in data_extents(source)? {
+        io::Seek::seek(&mut &*source, io::SeekFrom::Start(extent.start))?;
+        io::Seek::seek(&mut &*target, io::SeekFrom::Start(extent.start))?;
+        let length = extent.end - extent.start;
+        if io::copy(&mut io::Read::take(source, length), &mut &*target)? != length {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    Ok(())
 }
 
 /// Connects to a process of an earlier owner.
@@ -387,4 +412,37 @@ async fn connect(driver: &QemuDriver, socket: &Path) -> Result<Monitor, MonitorE
     let directory = File::open(socket.parent().unwrap_or(Path::new("/")))?;
     let settings = &driver.settings;
     Monitor::connect(&through_descriptor(&directory), settings.start_limit, settings.command_limit).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+
+    #[test]
+    fn a_copy_has_the_data_and_the_holes_of_the_image() {
+        let [source, target] = [(); 2].map(|()| tempfile::tempfile().unwrap());
+        source.set_len(1 << 30).unwrap();
+        for (place, byte) in [(8192, 1), (1 << 20, 2), ((1 << 30) - 4096, 3)] {
+            source.write_all_at(&[byte; 4096], place).unwrap();
+        }
+        copy_data(&source, &target).unwrap();
+        let metadata = target.metadata().unwrap();
+        assert_eq!(metadata.len(), 1 << 30);
+        assert!(metadata.blocks() * 512 < 1 << 20, "holes stay holes");
+        for (place, byte) in [(0, 0), (8192, 1), (1 << 20, 2), ((1 << 30) - 4096, 3)] {
+            let mut page = [9; 4096];
+            target.read_exact_at(&mut page, place).unwrap();
+            assert_eq!(page, [byte; 4096], "{place}");
+        }
+    }
+
+    #[test]
+    fn an_image_of_an_ordinary_filesystem_is_shared_or_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let (image, own) = (directory.path().join("image"), directory.path().join("own"));
+        std::fs::write(&image, [7; 4096]).unwrap();
+        let copied = copy_image(&image, &File::create(&own).unwrap(), &own);
+        assert_eq!(copied.is_ok(), aenv_sys::file::supports_reflink(directory.path()).unwrap());
+    }
 }

@@ -6,13 +6,25 @@ use crate::top::BlockState;
 /// Bytes of blocks of which the tops show data, found block by block.
 pub(super) fn shown_bytes(disk: &LayeredDisk) -> u64 {
     let state = disk.state();
-    let sealed = state.below.tops().iter().map(|top| top.top());
-    let from_bottom: Vec<_> = sealed.chain([&state.current]).collect();
-    let shows = |block: &u64| {
-        let mut states = from_bottom.iter().rev().map(|top| top.map().state(*block));
-        states.find(|state| *state != BlockState::Absent) == Some(BlockState::Data)
-    };
-    (0..disk.size() / BLOCK_BYTES).filter(shows).count() as u64 * BLOCK_BYTES
+    let sealed = state.below.tops().iter().map(|top| &**top.top());
+    let from_bottom: Vec<_> = sealed.chain([&*state.current]).collect();
+    let blocks = 0..disk.size() / BLOCK_BYTES;
+    blocks.filter(|block| shows(&from_bottom, *block)).count() as u64 * BLOCK_BYTES
+}
+
+/// Whether the uppermost of the tops that has a block has data.
+fn shows(from_bottom: &[&Top], block: u64) -> bool {
+    let mut states = from_bottom.iter().rev().map(|top| top.map().state(block));
+    states.find(|state| *state != BlockState::Absent) == Some(BlockState::Data)
+}
+
+/// What the model becomes when the disk goes back so many seals.
+fn sealed_model(disk: &LayeredDisk, back: usize) -> Option<(Vec<u8>, Vec<bool>)> {
+    let bytes = sealed_content(disk, back)?;
+    let tops = disk.sealed_tops();
+    let from_bottom: Vec<_> = tops[..tops.len() - back].iter().map(|top| &**top.top()).collect();
+    let own = (0..disk.size() / BLOCK_BYTES).map(|block| shows(&from_bottom, block)).collect();
+    Some((bytes, own))
 }
 
 /// Its bytes, and which blocks its guest wrote and did not discard since. Knows nothing of tops.
@@ -72,7 +84,12 @@ impl Model {
                 self.discard(blocks.clone());
                 self.write(blocks.end * BLOCK_BYTES..end, 0)
             }
-            Step::Flush | Step::Seal | Step::Durable | Step::Compact(_) | Step::RewriteLog => true,
+            Step::Flush
+            | Step::Seal
+            | Step::Durable
+            | Step::Compact(_)
+            | Step::Rewind(_)
+            | Step::RewriteLog => true,
         }
     }
 }
@@ -95,8 +112,17 @@ proptest! {
         let mut disk = create.unwrap();
         for step in &steps {
             if let Some(step) = step {
+                let sealed = match step {
+                    Step::Rewind(back) => sealed_model(&disk, *back),
+                    _ => None,
+                };
                 match step.run(&disk) {
-                    Ok(()) => prop_assert!(model.run(step), "{:?} is over the quota", step),
+                    Ok(()) => {
+                        prop_assert!(model.run(step), "{:?} is over the quota", step);
+                        if let Some((bytes, own)) = sealed {
+                            (model.bytes, model.own) = (bytes, own);
+                        }
+                    }
                     Err(StorageError::QuotaExceeded { .. }) => {
                         prop_assert!(!model.run(step), "{:?} is within the quota", step);
                     }
