@@ -283,7 +283,7 @@ async fn a_disk_that_cannot_be_made_anew_leaves_it_paused() {
 #[tokio::test]
 async fn many_cycles_leave_everything_where_it_was() {
     let cycles: u32 =
-        std::env::var("AENV_PAUSE_CYCLES").ok().and_then(|text| text.parse().ok()).unwrap_or(2000);
+        std::env::var("AENV_PAUSE_CYCLES").ok().and_then(|text| text.parse().ok()).unwrap_or(1000);
     for keeps_log in [false, true] {
         let world = World::prepared_with(keeps_log).await;
         let node = world.start(0).await;
