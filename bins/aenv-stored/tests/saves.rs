@@ -115,7 +115,7 @@ async fn what_is_written_to_a_private_mapping_of_an_image_is_told_from_the_image
     let base = mapping.addresses.start;
     let changed = memory::changed_ranges(writer.id(), mapping.addresses.clone()).unwrap();
     let page = base + 5 * 4096..base + 6 * 4096;
-    assert_eq!(changed, [page.clone()]);
+    assert_eq!(changed, std::slice::from_ref(&page));
     let mut found = vec![0; 4096];
     memory::read(writer.id(), &[page], &mut found).unwrap();
     let mut expected = content(5, 0);

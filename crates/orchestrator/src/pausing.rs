@@ -224,7 +224,20 @@ impl Pausing {
         let limit = self.node.settings.deadlines.step;
         stages.run("journal", limit, self.node.journal.put(&record)).await?;
         (self.vm.record, self.tenancy) = (record, tenancy);
+        self.confirm(begun.number).await;
         Ok(())
+    }
+
+    /// Tells the VMM that its next capture may build on this one.
+    async fn confirm(&self, number: u64) {
+        let Some(machine) = self.vm.machine.as_ref().filter(|_| self.request.mode == PauseMode::Full) else {
+            return;
+        };
+        let files = files_in(&self.node.dir.sandbox_save(&self.vm.record.id, number));
+        let confirmed = timed(self.node.settings.deadlines.step, machine.confirm_capture(&files)).await.0;
+        if let Err(error) = confirmed {
+            tracing::warn!(sandbox = %self.vm.record.id, %error, "the next capture of this VM will be whole");
+        }
     }
 
     /// The sandbox runs, as far as the journal is concerned; what was begun stays among the dropped saves.

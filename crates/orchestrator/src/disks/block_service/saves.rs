@@ -57,7 +57,7 @@ impl ServiceDisks {
             return Err(Cause::Unexpected(format!("what was sealed of {} is no top of its disk", save.vm)));
         };
         if *disk != name {
-            return Err(Cause::Unexpected(format!("{} was sealed, not {name}", disk)));
+            return Err(Cause::Unexpected(format!("{disk} was sealed, not {name}")));
         }
         // An image keeps tops, but the disk's own record has to survive a power cut as well.
         self.client.flush_disk(&name).await?;
