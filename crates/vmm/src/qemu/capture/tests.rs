@@ -76,7 +76,6 @@ fn writer(image: &Path, step: u64) -> std::process::Child {
 /// `AENV_TEST_DIRECTORY` is where the files are made: a data directory, to know what a pause there costs.
 #[test]
 #[ignore = "prints how long the capture of 100 MiB takes"]
-#[expect(clippy::print_stdout, reason = "that is what it is for")]
 fn times_of_a_capture() {
     let directory = std::env::var_os("AENV_TEST_DIRECTORY").map_or_else(std::env::temp_dir, PathBuf::from);
     let directory = tempfile::tempdir_in(directory).unwrap();
