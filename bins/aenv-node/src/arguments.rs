@@ -186,6 +186,9 @@ pub(crate) struct ServeOptions {
     /// Warm standbys to keep for every template, besides: VMM processes that are ready to load its capture
     #[arg(long, env = "AENV_WARM", default_value_t = 2)]
     pub(crate) warm: usize,
+    /// Seconds that the stopped VMM of a paused sandbox is kept, so that a resume only has to let it run; 0 keeps none
+    #[arg(long, env = "AENV_HOT_SECONDS", default_value_t = 600)]
+    pub(crate) hot_seconds: u32,
     /// Sandboxes that may be starting cold at once; by default one more than there are processors
     #[arg(long, env = "AENV_MAX_STARTING")]
     pub(crate) max_starting: Option<usize>,

@@ -128,6 +128,7 @@ fn orchestrator_settings(
     };
     settings.deadlines.queue = Duration::from_secs(u64::from(options.start_wait_seconds));
     settings.max_timeout = max_timeout(options);
+    settings.hot_for = Duration::from_secs(u64::from(options.hot_seconds));
     settings.min_free_bytes = options.min_free_mib.saturating_mul(1 << 20);
     Ok(settings)
 }
