@@ -92,7 +92,7 @@ const SUITES: &[Suite] = &[
     // late on one processor, so it is waited for longer.
     Suite {
         name: "crowd",
-        purpose: "the end-to-end tests of life cycle and disks with Firecracker and ublk, twenty guests at once among them",
+        purpose: "the end-to-end tests of life cycle, pauses and disks with Firecracker and ublk, twenty guests at once among them",
         inside: &[
             "tests",
             "--node",
@@ -106,6 +106,7 @@ const SUITES: &[Suite] = &[
         programs: &[],
         full_only: &[
             TestProgram { package: "aenv-e2e", target: "lifecycle" },
+            TestProgram { package: "aenv-e2e", target: "pause" },
             TestProgram { package: "aenv-e2e", target: "storage" },
             TestProgram { package: "aenv-e2e", target: "sharing" },
         ],
