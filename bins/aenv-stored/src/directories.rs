@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use aenv_storage::block_service::Name;
 use std::fs::{File, Permissions, TryLockError};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// Between two looks at it.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
+/// A file of at most so many bytes is in one page, which one write changes as a whole.
+const SMALL: usize = 4096;
 
 /// Paths of one service.
 #[derive(Debug, Clone)]
@@ -38,6 +40,8 @@ impl Directories {
         for path in [data, run] {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         }
+        // It may have been there: memory images in it can be read by whoever comes so far.
+        std::fs::set_permissions(run, Permissions::from_mode(0o700))?;
         let directories = Self { data: data.canonicalize()?, run: run.canonicalize()? };
         let storage = directories.storage();
         for path in [&storage, &directories.layers(), &directories.disks(), &directories.images()] {
@@ -164,10 +168,36 @@ impl Directories {
 /// see [`make_durable`].
 pub(crate) fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
     let temporary = path.with_extension("new");
-    let mut file = File::create(&temporary)?;
-    file.write_all(content)?;
-    drop(file);
-    std::fs::rename(&temporary, path)
+    let replaced = write_new(&temporary, content).and_then(|()| std::fs::rename(&temporary, path));
+    match replaced {
+        // A host without room must be able to note that something is removed, or it would never have any.
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+            // It has no content; that it stays as well changes nothing.
+            drop(std::fs::remove_file(&temporary));
+            overwrite(path, content).map_err(|_| error)
+        }
+        other => other,
+    }
+}
+
+fn write_new(path: &Path, content: &[u8]) -> io::Result<()> {
+    File::create(path)?.write_all(content)
+}
+
+/// Writes over a text of less than a page in the page that it has: one call, which the death of this process does not divide.
+/// What was longer ends in blanks.
+fn overwrite(path: &Path, content: &[u8]) -> io::Result<()> {
+    let file = File::options().write(true).open(path)?;
+    let length = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX).max(content.len());
+    if length > SMALL {
+        return Err(io::ErrorKind::StorageFull.into());
+    }
+    let mut padded = content.to_vec();
+    padded.resize(length, b' ');
+    match file.write_at(&padded, 0)? {
+        written if written == length => Ok(()),
+        _ => Err(io::ErrorKind::WriteZero.into()),
+    }
 }
 
 /// Returns when the file or directory, as it is named now, survives a power cut.

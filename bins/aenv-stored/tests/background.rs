@@ -255,3 +255,31 @@ async fn what_cannot_be_opened_for_want_of_room_waits_for_it_and_fails_nothing()
     }
     assert_eq!(Direct::open(&child).read(1).unwrap(), content(1, 1));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_host_has_room_again_when_its_disks_and_images_are_removed() {
+    let host = SmallFileSystem::mount(16 << 20);
+    let stored = Stored::start_on(host.0.path()).await;
+    let disk = stored.disk("disk", &[]).await;
+    let mut guest = Direct::open(&disk.path.unwrap());
+    for block in 0..256 {
+        guest.write(block, &content(block, 1)).unwrap();
+    }
+    drop(guest);
+    let layers = stored.client.seal_disk(&disk.name, None).await.unwrap().layers;
+    let image = CreateImage { name: name("image"), layers, owner: 0, exported: false };
+    stored.client.create_image(&image).await.unwrap();
+    fill(&host.0.path().join("filler"));
+
+    let free = || rustix::fs::statvfs(host.0.path()).unwrap().f_bfree;
+    let before = free();
+    stored.client.delete_disk(&disk.name).await.unwrap();
+    stored.client.delete_image(&image.name).await.unwrap();
+    assert!(free() >= before + 256, "{before} blocks, then {}", free());
+    // What was written in place is read by the next.
+    stored.kill();
+    stored.restart();
+    let status = stored.client.status().await.unwrap();
+    assert_eq!(status.failed, []);
+    assert!(stored.client.disks().await.unwrap().disks.is_empty());
+}

@@ -164,6 +164,35 @@ fn damage_that_a_layer_above_hides_is_found_too() {
 }
 
 #[test]
+fn what_is_read_is_never_written_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let (layer, link) = (directory.path().join("layer"), directory.path().join("link"));
+    std::fs::copy(golden("layer2.lsmt"), &layer).unwrap();
+    std::os::unix::fs::symlink(&layer, &link).unwrap();
+    let before = digest(&layer);
+    let whole = golden("layer1.lz4.zfile");
+    for arguments in [
+        ["export", "-o", text(&link), text(&whole), text(&layer)].as_slice(),
+        &["import", "-o", text(&layer), text(&link)],
+    ] {
+        let refused = run(arguments);
+        assert_eq!(refused.code, Some(1), "{refused:?}");
+        assert!(refused.stderr.contains("one of the files that are read"), "{refused:?}");
+        assert_eq!(digest(&layer), before);
+    }
+}
+
+#[test]
+fn a_pipe_is_refused_and_not_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let pipe = directory.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let refused = run(&["info", text(&pipe)]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("not a regular file"), "{refused:?}");
+}
+
+#[test]
 fn what_is_no_layer_is_refused_by_name() {
     let directory = tempfile::tempdir().unwrap();
     let text_file = directory.path().join("notes.txt");

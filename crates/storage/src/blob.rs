@@ -9,7 +9,7 @@ use crate::raw_file::failed;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// A regular file, opened read-only, that nobody writes while it is open here. Its size is taken once, at the opening.
@@ -26,7 +26,10 @@ impl FileBlob {
     /// # Errors
     /// When there is no such regular file, or it may not be read.
     pub fn open(path: &Path) -> Result<Self, StorageError> {
-        let file = File::open(path).map_err(|error| failed("open", path, error))?;
+        // Without waiting: a pipe would wait for somebody to write into it, before it is seen that it is none of ours.
+        let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let opened = File::options().read(true).custom_flags(flags).open(path);
+        let file = opened.map_err(|error| failed("open", path, error))?;
         let metadata = file.metadata().map_err(|error| failed("open", path, error))?;
         if !metadata.is_file() {
             return Err(failed("open", path, io::Error::other("not a regular file")));

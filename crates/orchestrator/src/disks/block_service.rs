@@ -174,6 +174,7 @@ impl Disks for ServiceDisks {
             self.client.delete_image(&image.name).await?;
             removed.push(image.name.to_string());
         }
+        self.remove_half_written().await?;
         Ok(removed)
     }
 

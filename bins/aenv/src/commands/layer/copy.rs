@@ -14,10 +14,10 @@ use aenv_storage::stored_form::{StoredForm, write_stored};
 use aenv_storage::zfile::ZFileOptions;
 use aenv_storage::{Image, StorageError};
 use serde_json::json;
-use std::fs::{File, Permissions};
+use std::fs::{File, Metadata, Permissions};
 use std::io::BufWriter;
 use std::ops::Range;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ use tempfile::NamedTempFile;
 
 /// Writes what a stack of layers shows into a raw file.
 pub(crate) async fn export(printer: Printer, arguments: LayerExportArguments) -> Result<Exit, Failure> {
-    let target = Target::new(&arguments.output)?;
+    let target = Target::new(&arguments.output, &arguments.layers)?;
     let file = target.file()?;
     let name = arguments.output.clone();
     let layers = arguments.layers;
@@ -63,7 +63,7 @@ pub(crate) async fn import(printer: Printer, arguments: LayerImportArguments) ->
     if image.size() == 0 {
         return Err(Failure::new(format!("{} is empty: no disk has 0 bytes", arguments.raw.display())));
     }
-    let target = Target::new(&arguments.output)?;
+    let target = Target::new(&arguments.output, std::slice::from_ref(&arguments.raw))?;
     let file = target.file()?;
     let (size, total, name) = (image.size(), image.data_bytes(), arguments.output.clone());
     let form = StoredForm {
@@ -128,10 +128,15 @@ struct Target {
 }
 
 impl Target {
-    fn new(path: &Path) -> Result<Self, Failure> {
+    /// `inputs` are what it is made of.
+    fn new(path: &Path, inputs: &[PathBuf]) -> Result<Self, Failure> {
         let path = match std::fs::metadata(path) {
             Ok(metadata) if !metadata.is_file() => {
                 return Err(Failure::new(format!("{} is there and not a regular file", path.display())));
+            }
+            Ok(metadata) if inputs.iter().any(|input| is_same_file(input, &metadata)) => {
+                let reason = format!("{} is one of the files that are read", path.display());
+                return Err(Failure::new(reason).with_hint("name another --output"));
             }
             // A link stays a link: what it points at is replaced.
             Ok(_) => std::fs::canonicalize(path).map_err(|error| unwritable(path, &error))?,
@@ -163,6 +168,11 @@ impl Target {
         let file = temporary.persist(&path).map_err(|error| failed(&error.error))?;
         Ok(file.metadata().map_err(|error| failed(&error))?.len())
     }
+}
+
+/// Whether a path leads to that file; one that cannot be asked is not it, and is complained of when it is read.
+fn is_same_file(path: &Path, of: &Metadata) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (of.dev(), of.ino()))
 }
 
 fn unwritable(path: &Path, error: &std::io::Error) -> Failure {

@@ -11,6 +11,8 @@ use aenv_storage::block_service::{CreateImage, ImageView, LayerRef, Name, Servic
 use aenv_storage::cache::BlockCache;
 use aenv_storage::memory_chain::{self, MemoryFiles, NewLayer, Over};
 use aenv_vmm::CaptureBase;
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -18,6 +20,10 @@ use std::sync::Arc;
 const DISK: &str = "s-";
 const MEMORY: &str = "k-";
 const MAPPED: &str = "m-";
+/// First letters of the names of our layer files.
+const LAYER: &str = "memory-";
+/// Those of a layer that is being written, see [`aenv_storage::commit::write_layer_file`].
+const HALF_WRITTEN: &str = ".layer-";
 /// Our layers are not compressed, so nothing of them is cached.
 const CACHE_BYTES: u64 = 1 << 20;
 
@@ -34,7 +40,7 @@ fn image_name(kind: &str, save: &SaveName) -> Result<Name, Cause> {
 
 impl ServiceDisks {
     fn layer_path(&self, save: &SaveName) -> PathBuf {
-        self.layers.join(format!("memory-{}-{}", save.vm, save.number))
+        self.layers.join(format!("{LAYER}{}-{}", save.vm, save.number))
     }
 
     pub(super) async fn seal_disk(&self, save: &SaveName) -> Result<Base, Cause> {
@@ -153,19 +159,50 @@ impl ServiceDisks {
         for kind in [MAPPED, MEMORY, DISK] {
             self.client.delete_image(&image_name(kind, save)?).await?;
         }
-        let path = self.layer_path(save);
-        let exists = path.clone();
-        if !blocking(move || exists.try_exists().map_err(|error| failed("look for", &exists, error))).await? {
-            return Ok(());
-        }
-        // Later saves may lie on it; the last of them takes it along, or the next collection.
-        let needed = |layer: &LayerRef| matches!(layer, LayerRef::File { file } if file.file_name() == path.file_name());
-        if self.client.images().await?.images.iter().any(|image| image.layers.iter().any(needed)) {
-            return Ok(());
-        }
-        blocking(move || match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed("remove", &path, error)),
-            _ => Ok(()),
+        // A later save may lie on its layer, so that one takes it along: all that no image names goes. A VM has one save stored
+        // or removed at a time.
+        let images = self.client.images().await?.images;
+        let layers = images.iter().flat_map(|image| &image.layers);
+        let needed: BTreeSet<OsString> = layers
+            .filter_map(|layer| match layer {
+                LayerRef::File { file } => file.file_name().map(OsStr::to_owned),
+                LayerRef::Raw { .. } | LayerRef::Top { .. } => None,
+            })
+            .collect();
+        let prefix = format!("{LAYER}{}-", save.vm);
+        self.remove_layers(move |name| {
+            name.as_encoded_bytes().starts_with(prefix.as_bytes()) && !needed.contains(name)
+        })
+        .await
+    }
+
+    /// Removes what a node that was killed was writing. Nothing is being written yet.
+    pub(super) async fn remove_half_written(&self) -> Result<(), Cause> {
+        self.remove_layers(|name| name.as_encoded_bytes().starts_with(HALF_WRITTEN.as_bytes())).await
+    }
+
+    async fn remove_layers(&self, is_over: impl Fn(&OsStr) -> bool + Send + 'static) -> Result<(), Cause> {
+        let directory = self.layers.clone();
+        blocking(move || {
+            let entries = match std::fs::read_dir(&directory) {
+                Ok(entries) => entries,
+                // Nothing was ever stored.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+                Err(error) => return Err(failed("list", &directory, error)),
+            };
+            for entry in entries {
+                let entry = entry.map_err(|error| failed("list", &directory, error))?;
+                if !is_over(&entry.file_name()) {
+                    continue;
+                }
+                match std::fs::remove_file(entry.path()) {
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                        return Err(failed("remove", &entry.path(), error));
+                    }
+                    _ => {}
+                }
+            }
+            Ok(())
         })
         .await
     }
