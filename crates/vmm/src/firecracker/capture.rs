@@ -1,23 +1,18 @@
 //! Writes memory and device state of a stopped Firecracker machine to files of the caller.
 //!
-//! Owns the capture directory of a jail and the knowledge of what Firecracker's log of writes is worth. Firecracker writes the pages
-//! that were dirtied since its previous snapshot, and forgets them; so what it writes is worth something only to who has that one:
+//! Owns the capture directory of a jail and the knowledge of what the memory is made of. Firecracker writes the pages that
+//! were dirtied since its previous snapshot, and forgets them; so what it writes is worth something only together with
+//! everything since the start:
 //!
 //! ```text
-//! started    changes ─▶ over the base (zeros or the restored image)
-//! captured   changes ─▶ over the previous capture, if the caller has confirmed that it keeps that one
-//!            whole   ─▶ the previous one with the changes over it, if that was whole: blocks are shared where the filesystem can
-//! lost       whole, by asking Firecracker for all of the memory
+//! start            base (zeros or the restored image)
+//! changes ─▶ c1    base ◀ c1                    c1 goes to the caller; its file is kept open
+//! whole   ─▶ w     base ◀ c1 ◀ (new changes)    blocks are shared, not copied, where the filesystem can
+//! changes ─▶ c2    w ◀ c2
 //! ```
 //!
-//! Two files in the run directory tell a later process of ours:
-//!
-//! | file | holds | then |
-//! |---|---|---|
-//! | none | | nothing was captured |
-//! | `capturing` | nothing | a capture was cut short: the log is lost |
-//! | `capturing` | the path of a capture | it is complete; whether anybody keeps it is not known until it is confirmed |
-//! | `captured` | the path of a capture | it is kept |
+//! When a link is lost (a capture failed half-way, the VM was adopted after a capture) the next one is whole, and asks
+//! Firecracker for all of the memory.
 
 use super::jail::on_path;
 use super::requests::{Snapshot, name};
@@ -25,39 +20,32 @@ use crate::driver::{CaptureBase, CaptureReport};
 use crate::partial::PartialFiles;
 use aenv_sys::file::{ReflinkError, data_extents, punch_hole, reflink};
 use aenv_sys::memory::{self, PAGE_SIZE};
-use std::ffi::OsString;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Of a capture that is being made, or that nobody has confirmed.
-const CAPTURING: &str = "capturing";
-/// Of the last capture that was confirmed.
+/// Made before the first capture: from then on a later process of ours cannot know what the memory is made of.
 const CAPTURED: &str = "captured";
+/// Files kept open for a later whole capture; when there are more, Firecracker writes all of the memory instead.
+const MOST_CHANGES: usize = 16;
 /// Memory looked at at a time.
 const BATCH_BYTES: u64 = 1 << 20;
 
-/// What the pages dirtied since Firecracker's previous snapshot are to be laid over.
+/// What a machine's memory is made of, besides the pages dirtied since the previous capture.
 #[derive(Debug)]
 pub(super) enum Lineage {
-    /// There was no capture: over the image, or zeros when there is none.
-    Started {
-        /// The image.
+    /// The base, then each of the changes over it.
+    Known {
+        /// The image; zeros when absent.
         base: Option<File>,
-    },
-    /// Over the previous capture.
-    Captured {
-        /// Its memory file.
-        memory: PathBuf,
-        /// The same when it is whole, and known.
-        whole: Option<File>,
-        /// Whether the caller keeps it.
-        confirmed: bool,
+        /// Oldest first.
+        changes: Vec<File>,
+        /// Whether there was a capture since the start.
+        captured: bool,
     },
     /// It cannot be told.
     Lost,
@@ -66,17 +54,13 @@ pub(super) enum Lineage {
 impl Lineage {
     /// Of a machine that has just been started, from zeros or from an image.
     pub(super) fn started(base: Option<File>) -> Self {
-        Self::Started { base }
+        Self::Known { base, changes: Vec::new(), captured: false }
     }
 
     /// Of a machine that an earlier process of ours started.
     pub(super) fn adopted(run_dir: &Path, pid: u32, memory_bytes: u64) -> io::Result<Self> {
-        let captured = |memory, confirmed| Self::Captured { memory, whole: None, confirmed };
-        if let Some(path) = path_in(&run_dir.join(CAPTURING))? {
-            return Ok(if path.as_os_str().is_empty() { Self::Lost } else { captured(path, false) });
-        }
-        if let Some(path) = path_in(&run_dir.join(CAPTURED))? {
-            return Ok(captured(path, true));
+        if marker(run_dir).try_exists()? {
+            return Ok(Self::Lost);
         }
         let mappings = memory::file_mappings(pid)?;
         let candidates = || mappings.iter().filter(|mapping| mapping.private && mapping.writable);
@@ -91,58 +75,17 @@ impl Lineage {
     }
 
     /// What Firecracker is to be asked for.
-    pub(super) fn snapshot(&self, content: Content) -> Snapshot {
+    pub(super) fn snapshot(&self) -> Snapshot {
         match self {
-            Self::Started { .. } => Snapshot::Diff,
-            Self::Captured { whole, confirmed, .. } if whole.is_some() || content == Content::Changes => {
-                if *confirmed {
-                    Snapshot::Diff
-                } else {
-                    Snapshot::Full
-                }
-            }
-            Self::Captured { .. } | Self::Lost => Snapshot::Full,
-        }
-    }
-
-    /// The caller keeps the capture whose memory file is `memory`. Tells whether that is the last one.
-    pub(super) fn confirm(&mut self, run_dir: &Path, memory: &Path) -> io::Result<bool> {
-        match self {
-            Self::Captured { memory: last, confirmed, .. } if last == memory => {
-                if !*confirmed {
-                    std::fs::rename(run_dir.join(CAPTURING), run_dir.join(CAPTURED))?;
-                    *confirmed = true;
-                }
-                Ok(true)
-            }
-            _ => Ok(false),
+            Self::Known { changes, .. } if changes.len() < MOST_CHANGES => Snapshot::Diff,
+            Self::Known { .. } | Self::Lost => Snapshot::Full,
         }
     }
 }
 
-/// The files that tell of captures.
-pub(super) fn markers(run_dir: &Path) -> [PathBuf; 2] {
-    [CAPTURING, CAPTURED].map(|name| run_dir.join(name))
-}
-
-/// From now on, and until [`finished`], a later process of ours cannot know what the log is worth.
-pub(super) fn begun(run_dir: &Path) -> io::Result<()> {
-    File::create(run_dir.join(CAPTURING)).map(drop)
-}
-
-/// The log is that since the capture whose memory file is `memory`.
-fn finished(run_dir: &Path, memory: &Path) -> io::Result<()> {
-    // In one write: whoever reads it finds all or nothing.
-    std::fs::write(run_dir.join(CAPTURING), memory.as_os_str().as_encoded_bytes())
-}
-
-/// The path in a file; `None` when there is no such file.
-fn path_in(file: &Path) -> io::Result<Option<PathBuf>> {
-    match std::fs::read(file) {
-        Ok(bytes) => Ok(Some(PathBuf::from(OsString::from_vec(bytes)))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
+/// The file that says that there was a capture.
+pub(super) fn marker(run_dir: &Path) -> PathBuf {
+    run_dir.join(CAPTURED)
 }
 
 /// What the memory file is to hold.
@@ -150,7 +93,7 @@ fn path_in(file: &Path) -> io::Result<Option<PathBuf>> {
 pub(super) enum Content {
     /// All of the memory.
     Whole,
-    /// The pages that the guest wrote since the previous capture, if that is known and kept.
+    /// The pages that the guest wrote since the previous capture.
     Changes,
 }
 
@@ -220,8 +163,6 @@ const LONGEST_STATE: u64 = 16 << 20;
 pub(super) struct Written {
     pub(super) directory: Arc<CaptureDirectory>,
     pub(super) partial: Arc<PartialFiles>,
-    /// Where it is told that there was a capture.
-    pub(super) run_dir: PathBuf,
     pub(super) lineage: Lineage,
     pub(super) snapshot: Snapshot,
     pub(super) content: Content,
@@ -244,40 +185,30 @@ impl Written {
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
         let mut counts = Counts { changed_pages: pages(&data_extents(&changed)?), zero_pages: 0 };
-        let (base, is_whole) = match (self.snapshot, self.content, self.lineage) {
-            (Snapshot::Diff, Content::Changes, Lineage::Started { .. }) => {
-                self.directory.take(name::MEMORY, target, self.memory_bytes)?;
-                (CaptureBase::Start, false)
+        let (base, lineage) = match (self.snapshot, self.lineage) {
+            (Snapshot::Diff, Lineage::Known { base, mut changes, captured }) => {
+                if self.content == Content::Changes {
+                    self.directory.take(name::MEMORY, target, self.memory_bytes)?;
+                    changes.push(File::open(target)?);
+                    let since = if captured { CaptureBase::PreviousCapture } else { CaptureBase::Start };
+                    (since, Lineage::Known { base, changes, captured: true })
+                } else {
+                    if base.is_none() && changes.is_empty() {
+                        self.directory.take(name::MEMORY, target, self.memory_bytes)?;
+                    } else {
+                        changes.push(changed);
+                        compose(base.as_ref(), &changes, target)?;
+                        std::fs::remove_file(self.directory.path(name::MEMORY))?;
+                    }
+                    (CaptureBase::Nothing, whole(target)?)
+                }
             }
-            (Snapshot::Diff, Content::Changes, Lineage::Captured { .. }) => {
-                self.directory.take(name::MEMORY, target, self.memory_bytes)?;
-                (CaptureBase::PreviousCapture, false)
-            }
-            (
-                Snapshot::Diff,
-                Content::Whole,
-                Lineage::Started { base: Some(base) } | Lineage::Captured { whole: Some(base), .. },
-            ) => {
-                compose(Some(&base), std::slice::from_ref(&changed), target)?;
-                std::fs::remove_file(self.directory.path(name::MEMORY))?;
-                (CaptureBase::Nothing, true)
-            }
-            (Snapshot::Diff, Content::Whole, Lineage::Started { base: None }) => {
-                self.directory.take(name::MEMORY, target, self.memory_bytes)?;
-                (CaptureBase::Nothing, true)
-            }
-            (Snapshot::Full, ..) => {
+            (Snapshot::Full | Snapshot::Diff, _) => {
                 counts.zero_pages = punch_zeros(&changed)?;
                 self.directory.take(name::MEMORY, target, self.memory_bytes)?;
-                (CaptureBase::Nothing, true)
-            }
-            (Snapshot::Diff, _, Lineage::Captured { .. } | Lineage::Lost) => {
-                let what = "the changes that Firecracker wrote are changes of something unknown";
-                return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+                (CaptureBase::Nothing, whole(target)?)
             }
         };
-        // Kept open: the caller may move it.
-        let whole = is_whole.then(|| File::open(target)).transpose()?;
         self.directory.take(name::STATE, &self.partial.files().state, LONGEST_STATE)?;
         let report = CaptureReport {
             base,
@@ -287,8 +218,6 @@ impl Written {
             state_time: self.written_in,
             memory_time: started.elapsed(),
         };
-        finished(&self.run_dir, target)?;
-        let lineage = Lineage::Captured { memory: target.clone(), whole, confirmed: false };
         self.partial.complete();
         Ok((report, lineage))
     }
@@ -298,6 +227,10 @@ impl Written {
 struct Counts {
     changed_pages: u64,
     zero_pages: u64,
+}
+
+fn whole(image: &Path) -> io::Result<Lineage> {
+    Ok(Lineage::Known { base: Some(File::open(image)?), changes: Vec::new(), captured: true })
 }
 
 fn pages(extents: &[std::ops::Range<u64>]) -> u64 {

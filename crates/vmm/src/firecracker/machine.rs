@@ -24,6 +24,7 @@ use crate::program::Version;
 use aenv_sys::process::PidFd;
 use async_trait::async_trait;
 use serde_json::Value;
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -112,34 +113,26 @@ impl FirecrackerMachine {
         }
         let partial = PartialFiles::begin(into)?;
         let mut lineage = self.lineage.lock().await;
-        let snapshot = if self.diff_is_broken() { Snapshot::Full } else { lineage.snapshot(content) };
-        // Firecracker forgets what it writes: whatever goes wrong from here on, its log is worth nothing.
+        let snapshot = if self.diff_is_broken() { Snapshot::Full } else { lineage.snapshot() };
+        // Firecracker forgets what it writes: whatever goes wrong from here on, a link is lost.
         let before = std::mem::replace(&mut *lineage, Lineage::Lost);
         let (directory, user) = (Arc::clone(&self.captures), self.shared.placement.user);
-        let run_dir = self.shared.placement.run_dir.clone();
+        let marker = capture::marker(&self.shared.placement.run_dir);
         let prepare = move || {
-            capture::begun(&run_dir)?;
+            File::create(marker)?;
             directory.prepare(user)
         };
         blocking(prepare, || format!("cannot prepare a capture of VMM {}", self.shared.placement.name))
             .await?;
         let started = Instant::now();
-        let limit = self.driver.settings.command_limit + time_to_write(self.memory_mib << 20);
+        let slowest = Duration::from_secs((self.memory_mib << 20) / SLOWEST_HOST);
+        let limit = self.driver.settings.command_limit + slowest;
         self.send_within(&requests::snapshot(snapshot), limit).await?;
         let written_in = started.elapsed();
         let directory = Arc::clone(&self.captures);
         let memory_bytes = self.memory_mib << 20;
-        let run_dir = self.shared.placement.run_dir.clone();
-        let written = Written {
-            directory,
-            partial,
-            run_dir,
-            lineage: before,
-            snapshot,
-            content,
-            memory_bytes,
-            written_in,
-        };
+        let written =
+            Written { directory, partial, lineage: before, snapshot, content, memory_bytes, written_in };
         let finished = tokio::task::spawn_blocking(move || written.finish()).await;
         let finished = finished.unwrap_or_else(|error| Err(io::Error::other(error)));
         let (report, after) = finished.map_err(|source| failed(&into.memory, source))?;
@@ -201,20 +194,6 @@ impl Machine for FirecrackerMachine {
         self.write(into, Content::Changes).await
     }
 
-    async fn confirm_capture(&self, files: &CaptureFiles) -> Result<(), VmmError> {
-        let mut lineage = self.lineage.lock().await;
-        let Placement { name, run_dir, .. } = &self.shared.placement;
-        // One small rename in a directory of ours.
-        let confirmed = lineage.confirm(run_dir, &files.memory).map_err(|source| VmmError::Io {
-            context: format!("cannot note that a capture of VMM {name} is kept"),
-            source,
-        })?;
-        if !confirmed {
-            tracing::info!(vm = name, capture = %files.memory.display(), "this is not the last capture: the next one is whole");
-        }
-        Ok(())
-    }
-
     async fn kill(&self) -> Result<Exit, VmmError> {
         self.shared.kill_requested.store(true, Ordering::Relaxed);
         let Shared { placement, process, confined, .. } = &*self.shared;
@@ -272,23 +251,5 @@ impl Shared {
                 _ = self.process.exited() => return false,
             }
         }
-    }
-}
-
-/// How long a host that is not broken may take to write so many bytes.
-fn time_to_write(bytes: u64) -> Duration {
-    Duration::from_secs(bytes.div_ceil(SLOWEST_HOST))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_capture_is_waited_for_as_its_memory_needs_it() {
-        // What a nested machine with one shared processor took for 256 MiB, several times over.
-        assert!(time_to_write(256 << 20) > 4 * Duration::from_secs(28));
-        assert_eq!(time_to_write(512 << 20), 2 * time_to_write(256 << 20));
-        assert!(time_to_write(1) > Duration::ZERO);
     }
 }

@@ -91,7 +91,6 @@ async fn changes_laid_over_what_they_build_on_are_a_whole_capture() {
         let files = host.capture_files(name);
         let report = machine.capture_changes(&files).await.unwrap();
         println!("changes {name}: {report:?}");
-        machine.confirm_capture(&files).await.unwrap();
         chain.push((report.base, files));
         machine.resume().await.unwrap();
         origin.answer(PATIENCE);

@@ -39,36 +39,10 @@ impl Jail {
         }
         std::fs::write(self.captures.path(name::STATE), b"state").unwrap();
         let partial = PartialFiles::begin(&self.files(name)).unwrap();
-        let (directory, snapshot) = (Arc::clone(&self.captures), lineage.snapshot(content));
-        let run_dir = self.run_dir();
-        begun(&run_dir).unwrap();
+        let (directory, snapshot) = (Arc::clone(&self.captures), lineage.snapshot());
         let written_in = Duration::ZERO;
         let memory_bytes = (PAGES * PAGE) as u64;
-        let written =
-            Written { directory, partial, run_dir, lineage, snapshot, content, memory_bytes, written_in };
-        written.finish().unwrap()
-    }
-
-    /// The same, which the caller keeps.
-    fn kept(
-        &self,
-        name: &str,
-        lineage: Lineage,
-        content: Content,
-        pages: &[(usize, u8)],
-    ) -> (CaptureReport, Lineage) {
-        let (report, mut lineage) = self.capture(name, lineage, content, pages);
-        assert!(lineage.confirm(&self.run_dir(), &self.files(name).memory).unwrap());
-        (report, lineage)
-    }
-
-    fn run_dir(&self) -> PathBuf {
-        self.directory.path().to_owned()
-    }
-
-    /// What a later process of ours knows.
-    fn adopted(&self) -> Lineage {
-        Lineage::adopted(self.directory.path(), std::process::id(), u64::MAX).unwrap()
+        Written { directory, partial, lineage, snapshot, content, memory_bytes, written_in }.finish().unwrap()
     }
 
     /// The first byte of each page.
@@ -80,52 +54,22 @@ impl Jail {
 }
 
 #[test]
-fn changes_build_on_one_another_and_a_whole_capture_stands_alone() {
+fn changes_build_on_one_another_and_a_whole_capture_has_all_of_them() {
     let jail = Jail::new();
-    let (report, lineage) = jail.kept("c1", Lineage::started(None), Content::Changes, &[(0, 1), (1, 1)]);
+    let (report, lineage) = jail.capture("c1", Lineage::started(None), Content::Changes, &[(0, 1), (1, 1)]);
     assert_eq!((report.base, report.changed_pages, report.state_bytes), (CaptureBase::Start, 2, 5));
-    let (report, lineage) = jail.kept("c2", lineage, Content::Changes, &[(1, 2)]);
+    let (report, lineage) = jail.capture("c2", lineage, Content::Changes, &[(1, 2)]);
     assert_eq!((report.base, report.changed_pages), (CaptureBase::PreviousCapture, 1));
+    let (report, lineage) = jail.capture("w", lineage, Content::Whole, &[(2, 3)]);
+    assert_eq!((report.base, report.changed_pages), (CaptureBase::Nothing, 1));
+    assert_eq!(jail.pages("w"), [1, 2, 3, 0, 0, 0, 0, 0]);
     assert_eq!(jail.pages("c2"), [0, 2, 0, 0, 0, 0, 0, 0]);
-    // What those are made of is the caller's: all of the memory is asked for.
-    assert_eq!(lineage.snapshot(Content::Whole), Snapshot::Full);
-    let (report, lineage) = jail.kept("w", lineage, Content::Whole, &[(0, 1), (1, 2), (2, 3)]);
-    assert_eq!((report.base, report.changed_pages), (CaptureBase::Nothing, 3));
-    let (report, lineage) = jail.kept("c3", lineage, Content::Changes, &[(3, 4)]);
+    // From a whole one on, files of before do not matter.
+    std::fs::remove_file(jail.files("c1").memory).unwrap();
+    let (report, _) = jail.capture("c3", lineage, Content::Changes, &[(3, 4)]);
     assert_eq!((report.base, report.changed_pages), (CaptureBase::PreviousCapture, 1));
-    assert_eq!(lineage.snapshot(Content::Changes), Snapshot::Diff);
     let mode = std::fs::metadata(jail.files("w").memory).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o444);
-}
-
-#[test]
-fn a_whole_capture_after_a_whole_one_shares_its_blocks() {
-    let jail = Jail::new();
-    let (_, lineage) = jail.kept("w1", Lineage::started(None), Content::Whole, &[(0, 1), (1, 2)]);
-    if !aenv_sys::file::supports_reflink(jail.directory.path()).unwrap() {
-        return;
-    }
-    assert_eq!(lineage.snapshot(Content::Whole), Snapshot::Diff);
-    let (report, _) = jail.kept("w2", lineage, Content::Whole, &[(1, 7)]);
-    assert_eq!((report.base, report.changed_pages), (CaptureBase::Nothing, 1));
-    assert_eq!(jail.pages("w2"), [1, 7, 0, 0, 0, 0, 0, 0]);
-}
-
-#[test]
-fn nothing_builds_on_a_capture_that_nobody_keeps() {
-    let jail = Jail::new();
-    let (_, mut lineage) = jail.capture("dropped", Lineage::started(None), Content::Changes, &[(0, 1)]);
-    for content in [Content::Changes, Content::Whole] {
-        assert_eq!(lineage.snapshot(content), Snapshot::Full);
-    }
-    // Another one is not meant.
-    assert!(!lineage.confirm(&jail.run_dir(), &jail.files("other").memory).unwrap());
-    assert_eq!(lineage.snapshot(Content::Changes), Snapshot::Full);
-    assert!(lineage.confirm(&jail.run_dir(), &jail.files("dropped").memory).unwrap());
-    assert!(lineage.confirm(&jail.run_dir(), &jail.files("dropped").memory).unwrap());
-    assert_eq!(lineage.snapshot(Content::Changes), Snapshot::Diff);
-    let (report, _) = jail.capture("next", lineage, Content::Changes, &[(1, 1)]);
-    assert_eq!(report.base, CaptureBase::PreviousCapture);
 }
 
 #[test]
@@ -141,7 +85,6 @@ fn a_writer_that_keeps_its_file_open_cannot_change_a_finished_capture() {
     let written = Written {
         directory: Arc::clone(&jail.captures),
         partial,
-        run_dir: jail.run_dir(),
         lineage: Lineage::started(None),
         snapshot: Snapshot::Diff,
         content: Content::Whole,
@@ -169,7 +112,6 @@ fn files_of_another_size_than_they_can_have_are_refused() {
         let written = Written {
             directory: Arc::clone(&jail.captures),
             partial: PartialFiles::begin(&files).unwrap(),
-            run_dir: jail.run_dir(),
             lineage: Lineage::started(None),
             snapshot: Snapshot::Diff,
             content: Content::Whole,
@@ -186,7 +128,7 @@ fn files_of_another_size_than_they_can_have_are_refused() {
 fn a_restored_image_is_the_base() {
     let jail = Jail::new();
     let (_, first) = jail.capture("image", Lineage::started(None), Content::Whole, &[(0, 1), (5, 5)]);
-    let Lineage::Captured { whole: base, .. } = first else { panic!("{first:?}") };
+    let Lineage::Known { base, .. } = first else { panic!("{first:?}") };
     if !aenv_sys::file::supports_reflink(jail.directory.path()).unwrap() {
         return;
     }
@@ -198,16 +140,26 @@ fn a_restored_image_is_the_base() {
 #[test]
 fn without_a_lineage_all_of_the_memory_is_asked_for_and_its_zeros_are_holes() {
     let jail = Jail::new();
-    assert_eq!(Lineage::Lost.snapshot(Content::Changes), Snapshot::Full);
+    assert_eq!(Lineage::Lost.snapshot(), Snapshot::Full);
     let all: Vec<(usize, u8)> = (0..PAGES).map(|page| (page, u8::from(page == 3))).collect();
     // Also when only changes are wanted: they would be of use to nobody.
-    let (report, lineage) = jail.kept("full", Lineage::Lost, Content::Changes, &all);
+    let (report, lineage) = jail.capture("full", Lineage::Lost, Content::Changes, &all);
     assert_eq!((report.base, report.changed_pages, report.zero_pages), (CaptureBase::Nothing, 8, 7));
     assert_eq!(jail.pages("full"), [0, 0, 0, 1, 0, 0, 0, 0]);
     let image = File::open(jail.files("full").memory).unwrap();
     let extents = data_extents(&image).unwrap();
     assert_eq!((extents.len(), &extents[0]), (1, &(3 * PAGE_SIZE..4 * PAGE_SIZE)));
-    assert_eq!(lineage.snapshot(Content::Changes), Snapshot::Diff);
+    assert_eq!(lineage.snapshot(), Snapshot::Diff);
+}
+
+#[test]
+fn too_many_changes_end_in_a_whole_snapshot() {
+    let jail = Jail::new();
+    let mut lineage = Lineage::started(None);
+    for number in 0..MOST_CHANGES {
+        (_, lineage) = jail.capture(&format!("c{number}"), lineage, Content::Changes, &[(0, 1)]);
+    }
+    assert_eq!(lineage.snapshot(), Snapshot::Full);
 }
 
 #[test]
@@ -226,29 +178,13 @@ fn an_exchanged_directory_is_not_used() {
 }
 
 #[test]
-fn an_adopted_machine_goes_on_from_a_capture_that_is_kept_and_no_other() {
-    let jail = Jail::new();
-    let lineage = jail.adopted();
-    assert!(matches!(lineage, Lineage::Started { base: None }), "{lineage:?}");
-    let (_, lineage) = jail.kept("c1", lineage, Content::Changes, &[(0, 1)]);
-    drop(lineage);
-    let lineage = jail.adopted();
-    assert_eq!(lineage.snapshot(Content::Whole), Snapshot::Full);
-    let (report, lineage) = jail.capture("c2", lineage, Content::Changes, &[(1, 1)]);
-    assert_eq!(report.base, CaptureBase::PreviousCapture);
-    drop(lineage);
-    // Complete, but whether it was recorded before our end is for the caller to say.
-    let mut lineage = jail.adopted();
-    assert_eq!(lineage.snapshot(Content::Changes), Snapshot::Full);
-    assert!(!lineage.confirm(&jail.run_dir(), &jail.files("c1").memory).unwrap());
-    assert_eq!(lineage.snapshot(Content::Changes), Snapshot::Full);
-    assert!(lineage.confirm(&jail.run_dir(), &jail.files("c2").memory).unwrap());
-    assert_eq!(jail.adopted().snapshot(Content::Changes), Snapshot::Diff);
-    // Cut short: what Firecracker forgot is not known.
-    begun(&jail.run_dir()).unwrap();
-    assert!(matches!(jail.adopted(), Lineage::Lost));
-    for file in markers(&jail.run_dir()) {
-        std::fs::remove_file(file).unwrap();
-    }
-    assert!(matches!(jail.adopted(), Lineage::Started { .. }));
+fn an_adopted_machine_knows_its_base_only_before_the_first_capture() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = tempfile::tempfile().unwrap();
+    image.set_len(PAGE_SIZE).unwrap();
+    let own = std::process::id();
+    let known = Lineage::adopted(directory.path(), own, u64::MAX).unwrap();
+    assert!(matches!(known, Lineage::Known { base: None, .. }), "{known:?}");
+    File::create(marker(directory.path())).unwrap();
+    assert!(matches!(Lineage::adopted(directory.path(), own, u64::MAX).unwrap(), Lineage::Lost));
 }
