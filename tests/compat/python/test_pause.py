@@ -33,7 +33,9 @@ def wait_until_paused(sandbox):
 def test_a_paused_sandbox_goes_on_where_it_was_when_it_is_connected_to(make, run_label):
     sandbox = make(metadata={"purpose": "pause"})
     before = boot_id(sandbox)
-    handle = sandbox.commands.run("while true; do date +%s.%N > /tmp/now; sleep 0.1; done", background=True)
+    # Renamed when it is written: a file that is just being written is empty.
+    ticking = "while true; do date +%s.%N > /tmp/next; mv /tmp/next /tmp/now; sleep 0.1; done"
+    handle = sandbox.commands.run(ticking, background=True)
     sandbox.files.write("kept", "kept")
     assert sandbox.pause() is True
     assert sandbox.pause() is False
