@@ -40,8 +40,10 @@ impl Directories {
         for path in [data, run] {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         }
-        // It may have been there: memory images in it can be read by whoever comes so far.
-        std::fs::set_permissions(run, Permissions::from_mode(0o700))?;
+        // It may have been there, and be somebody else's as well (`/run`), so it is not changed.
+        if std::fs::metadata(run)?.permissions().mode() & 0o011 != 0 {
+            tracing::warn!(directory = %run.display(), "other users can enter the run directory, and read the memory images in it: chmod 700");
+        }
         let directories = Self { data: data.canonicalize()?, run: run.canonicalize()? };
         let storage = directories.storage();
         for path in [&storage, &directories.layers(), &directories.disks(), &directories.images()] {

@@ -23,6 +23,7 @@ use crate::lifecycle::{self, Event};
 use crate::node::Node;
 use crate::pausing::STATE;
 use crate::sandbox_task::end_after;
+use crate::saving;
 use crate::stage::{Cause, Failure, Stages, timed};
 use crate::view::{PauseMode, ResumeRequest, Tier};
 use crate::vm::{Vm, file_error};
@@ -104,6 +105,7 @@ impl Resuming {
         let node = Arc::clone(&self.node);
         // The one that stands by although a boot is wanted.
         self.vm.release(&node).await.map_err(|cause| Failure { stage: "release", cause })?;
+        self.forget_later_saves(save.number).await?;
         let _permit = self.turn(&node, stages).await?;
         let image = self.make_room(save, way, stages).await?;
         self.start(save, image, stages).await?;
@@ -111,6 +113,18 @@ impl Resuming {
             self.vm.load(&node, stages).await?;
         }
         self.wake(way, stages).await
+    }
+
+    /// What was saved after the state that counts now, and was dropped (after a fall-back), may still keep the disk from going
+    /// back. The background removes it as well: whoever comes second finds nothing.
+    async fn forget_later_saves(&self, number: u64) -> Result<(), Failure> {
+        let record = &self.vm.record;
+        for later in record.saves.dropped.iter().filter(|dropped| **dropped > number) {
+            saving::forget(&self.node, &record.id, *later)
+                .await
+                .map_err(|cause| Failure { stage: "forget", cause })?;
+        }
+        Ok(())
     }
 
     fn check_fits(&self, save: &Save) -> Result<(), Error> {

@@ -255,6 +255,9 @@ fn what_was_durable_is_there_after_a_host_restart() {
                     assert_eq!(saved.number, 1);
                     resume(&node, &id).await;
                     assert_eq!(world.host.read(&World::vm_name(&id), 1), (1, 1));
+                    // It would keep a layered disk from going back to the one before.
+                    let later = world.path(&format!("data/sandboxes/{id}/captures/2"));
+                    assert!(!later.exists(), "what was saved later is still there");
                 }
             }
             node.kill(&id).await.unwrap();
