@@ -19,7 +19,8 @@
 use crate::settings::StartError;
 use aenv_protocol::ids::{SandboxId, TemplateId};
 use std::fs::File;
-use std::os::unix::fs::PermissionsExt as _;
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 /// Paths inside one data directory.
@@ -131,11 +132,48 @@ impl DataDir {
         self.sandbox(id).join("run")
     }
 
+    /// Refuses a filesystem that does not tell the data of a sparse file from its holes page by page: changed pages of a
+    /// guest's memory are told like that, and a hole that looked like data would be taken for zeros that the guest wrote.
+    pub(crate) fn check_holes(&self) -> Result<(), StartError> {
+        let path = self.root.join("holes-probe");
+        let fail = |reason: String| StartError::DataDir { action: "use", path: self.root.clone(), reason };
+        let told = tells_holes(&path);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(fail(error.to_string())),
+            _ => {}
+        }
+        match told {
+            Ok(true) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::StorageFull => {
+                // What runs is to be adopted all the same; nothing is paused without room.
+                tracing::warn!(data_dir = %self.root.display(), "no room to find out whether the filesystem tells data from holes");
+                Ok(())
+            }
+            Ok(false) => Err(fail(
+                "its filesystem does not tell data from holes in units of 4096 bytes: use ext4, XFS or btrfs with their usual block size"
+                    .to_owned(),
+            )),
+            Err(error) => Err(fail(format!("its filesystem cannot be asked for holes: {error}"))),
+        }
+    }
+
     /// Bytes an unprivileged writer could still use here.
     pub(crate) fn free_bytes(&self) -> std::io::Result<u64> {
         let stat = rustix::fs::statvfs(&self.root)?;
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
     }
+}
+
+/// Whether the one page of data of a new file is told from the holes around it.
+fn tells_holes(path: &Path) -> std::io::Result<bool> {
+    use rustix::fs::{SeekFrom, seek};
+    const PAGE: u64 = 4096;
+    let file = File::create(path)?;
+    file.set_len(3 * PAGE)?;
+    file.write_all_at(&[1; PAGE as usize], PAGE)?;
+    let (data, hole) = (seek(&file, SeekFrom::Data(0))?, seek(&file, SeekFrom::Hole(PAGE))?);
+    let behind = seek(&file, SeekFrom::Data(2 * PAGE));
+    Ok((data, hole, behind) == (PAGE, 2 * PAGE, Err(rustix::io::Errno::NXIO)))
 }
 
 /// Proof that this process alone uses the data directory.
@@ -168,5 +206,38 @@ mod tests {
         assert!(matches!(dir.lock(), Err(StartError::InUse(_))));
         drop(lock);
         assert!(dir.lock().is_ok());
+    }
+
+    /// A filesystem in memory that knows no holes. Unmounted when dropped.
+    struct Ramfs(tempfile::TempDir);
+
+    impl Ramfs {
+        fn mount() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let mut mount = std::process::Command::new("mount");
+            assert!(mount.args(["-t", "ramfs", "ramfs"]).arg(directory.path()).status().unwrap().success());
+            Self(directory)
+        }
+    }
+
+    impl Drop for Ramfs {
+        fn drop(&mut self) {
+            let unmounted = std::process::Command::new("umount").arg(self.0.path()).status();
+            assert!(unmounted.is_ok_and(|status| status.success()) || std::thread::panicking());
+        }
+    }
+
+    #[test]
+    fn a_filesystem_that_tells_no_holes_is_refused() {
+        let temporary = tempfile::tempdir().unwrap();
+        DataDir::open(temporary.path()).unwrap().check_holes().unwrap();
+        assert!(!temporary.path().join("holes-probe").exists());
+        // Only root may mount.
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let ramfs = Ramfs::mount();
+        let refused = DataDir::open(ramfs.0.path()).unwrap().check_holes().unwrap_err().to_string();
+        assert!(refused.contains("holes") && refused.contains("ext4"), "{refused}");
     }
 }

@@ -33,6 +33,7 @@ pub(crate) async fn start(settings: Settings, parts: Parts) -> Result<Arc<Node>,
     let (dir, lock) = blocking(move || {
         let dir = DataDir::open(&root)?;
         let lock = dir.lock()?;
+        dir.check_holes()?;
         Ok((dir, lock))
     })
     .await?;
