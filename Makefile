@@ -11,7 +11,7 @@ export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 # run(bootstrap options, task)
 define run
 	@started=$$(date +%s) && scripts/bootstrap.sh $(1) \
-	  && { [ -x target/release/xtask ] || cargo build --release --package xtask; } \
+	  && { [ -x $${CARGO_TARGET_DIR:-target}/release/xtask ] || cargo build --release --package xtask; } \
 	  && AENV_MAKE_STARTED=$$started cargo xtask $(2)
 endef
 

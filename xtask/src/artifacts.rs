@@ -1,16 +1,39 @@
 //! What a node needs before it can start: programs, guest kernel, initramfs, root filesystem. Each step is idempotent.
 //! Owns no state.
 
-use crate::process::run_quietly;
+use crate::process::{run_aloud, run_quietly};
 use crate::project::Project;
 use crate::stages::{Stages, Voice};
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// The programs that a node consists of.
+const PROGRAMS: [[&str; 2]; 3] =
+    [["--package", "aenv"], ["--package", "aenv-node"], ["--package", "aenv-stored"]];
+
 /// Makes everything, as stages of the caller's task; returns the root filesystem of the template `base`.
 pub(crate) fn make(project: &Project, stages: &mut Stages) -> Result<PathBuf> {
-    stages.run("build", |voice| build(project, voice))?;
+    stages.run("build", |voice| build(project, voice, PROGRAMS.as_flattened()))?;
+    guest(project, stages)
+}
+
+/// As [`make`], with all tests: in one build everything is compiled once, with the features that any part of the workspace
+/// asks for. That the programs are complete without the tests' features is checked by [`check_alone`].
+pub(crate) fn make_with_tests(project: &Project, stages: &mut Stages) -> Result<PathBuf> {
+    let everything = ["--workspace", "--bins", "--tests", "--examples"];
+    stages.run("build", |voice| build(project, voice, &everything))?;
+    guest(project, stages)
+}
+
+/// Whether the programs compile with the features that they ask for themselves, as [`make`] builds them.
+pub(crate) fn check_alone(project: &Project) -> Result<()> {
+    let mut check = Command::new("cargo");
+    check.current_dir(project.root()).args(["check", "--release", "--quiet"]).args(PROGRAMS.as_flattened());
+    run_aloud(&mut check)
+}
+
+fn guest(project: &Project, stages: &mut Stages) -> Result<PathBuf> {
     let directory = project.guest_dir();
     let rootfs = rootfs(project);
     stages.run("guest kernel", |voice| {
@@ -35,18 +58,17 @@ pub(crate) fn rootfs(project: &Project) -> PathBuf {
     project.guest_dir().join("base-rootfs.ext4")
 }
 
-/// Builds all programs; the guest daemon statically, and copies it to the guest's files, because a later build for tests
+/// Builds what `packages` choose, all programs among it; the guest daemon statically, and copies it to the guest's files, because a later build for tests
 /// puts a dynamic one in its place.
-fn build(project: &Project, voice: &Voice) -> Result<()> {
+fn build(project: &Project, voice: &Voice, packages: &[&str]) -> Result<()> {
     let log = project.log_dir().join("build.log");
     let cargo = |arguments: &[&str]| {
         let mut command = Command::new("cargo");
         command.current_dir(project.root()).args(arguments);
         command
     };
-    let packages = ["aenv", "aenv-node", "aenv-stored"].map(|name| ["--package", name]);
     let mut programs = cargo(&["build", "--release"]);
-    programs.args(packages.as_flattened());
+    programs.args(packages);
     run_quietly(&mut programs, &log, |line| voice.doing(line))?;
     let mut envd = cargo(&[
         "rustc",

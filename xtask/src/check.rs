@@ -8,7 +8,8 @@ mod edges;
 mod sources;
 mod words;
 
-use crate::process::{output_of, run_aloud};
+use crate::artifacts;
+use crate::process::{Failed, output_of, run_aloud};
 use crate::project::Project;
 use crate::stages::{Stages, say};
 use anyhow::{Context, Result, bail};
@@ -59,6 +60,8 @@ pub(crate) fn run(project: &Project) -> Result<()> {
             "warnings",
         ]))
     });
+    stages
+        .attempt("programs without what tests ask of their dependencies", || artifacts::check_alone(project));
     stages.attempt("dependencies: licences, sources, bans", || {
         let policy =
             std::fs::read_to_string(project.root().join("deny.toml")).context("cannot read deny.toml")?;
@@ -79,11 +82,7 @@ pub(crate) fn run(project: &Project) -> Result<()> {
         }
         report(findings)
     });
-    let failed = stages.outcomes().iter().filter(|outcome| outcome.failure.is_some()).count();
-    if failed > 0 {
-        bail!("{failed} of {} checks failed", stages.outcomes().len());
-    }
-    Ok(())
+    stages.verdict("checks")
 }
 
 /// Says plainly what cannot be checked here.
@@ -113,11 +112,13 @@ fn report(mut findings: Vec<Finding>) -> Result<()> {
         };
         say(&format!("{severity}: {}: {}", finding.place, finding.message));
     }
-    let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
-    if errors > 0 {
-        bail!("{errors} violations");
+    let errors: Vec<_> = findings.iter().filter(|finding| finding.severity == Severity::Error).collect();
+    if errors.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    let lines: Vec<_> =
+        errors.iter().map(|finding| format!("{}: {}", finding.place, finding.message)).collect();
+    Err(Failed { what: format!("{} violations", errors.len()), said: lines.join("\n") }.into())
 }
 
 fn metadata(project: &Project, options: &[&str]) -> Result<serde_json::Value> {

@@ -17,6 +17,7 @@ use crate::test_node;
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
+use std::io::IsTerminal;
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
@@ -60,7 +61,7 @@ pub(crate) fn run(project: &Project, options: &Options) -> Result<()> {
     let _turn = interrupted::take_turn()?;
     let mut rootfs = None;
     let made = stages.attempt("programs and guest artifacts", || {
-        rootfs = Some(artifacts::make(project, &mut Stages::default())?);
+        rootfs = Some(artifacts::make_with_tests(project, &mut Stages::default())?);
         Ok(())
     });
     // After the build: what other checkouts left is ended by the node's own program, too.
@@ -136,11 +137,23 @@ fn cargo(project: &Project, arguments: &[&str]) -> Command {
     command
 }
 
+/// Nextest over the whole workspace. What failed is shown at the end, where it is looked for; where nobody watches the
+/// progress, a line for each test that passed would only hide it.
+fn nextest(project: &Project, filter: &str, at_once: Option<u32>) -> Command {
+    let mut command = cargo(project, &["nextest", "run", "--release", "--workspace", "--no-fail-fast"]);
+    command.args(["--failure-output", "final", "-E", filter]);
+    if !std::io::stdout().is_terminal() {
+        command.args(["--status-level", "slow", "--final-status-level", "slow"]);
+    }
+    if let Some(count) = at_once {
+        command.args(["-j", &count.to_string()]);
+    }
+    command
+}
+
 fn unit_tests(project: &Project) -> Result<()> {
     if has_nextest() {
-        let filter = "not (package(aenv-e2e) or binary(real_guest))";
-        let arguments = ["nextest", "run", "--release", "--workspace", "--no-fail-fast", "-E", filter];
-        run_aloud(&mut cargo(project, &arguments))
+        run_aloud(&mut nextest(project, "not (package(aenv-e2e) or binary(real_guest))", None))
     } else {
         // Cargo's own runner has no filter for one test program: the driver's comes in the next stage.
         let mut others = cargo(project, &["test", "--release", "--workspace", "--no-fail-fast"]);
@@ -155,8 +168,7 @@ fn unit_tests(project: &Project) -> Result<()> {
 fn driver_tests(project: &Project) -> Result<()> {
     // One at a time: each of them fills the machine without virtualisation.
     if has_nextest() {
-        let arguments = ["nextest", "run", "--release", "--workspace", "--no-fail-fast", "-j", "1"];
-        run_aloud(cargo(project, &arguments).args(["-E", "binary(real_guest)"]))
+        run_aloud(&mut nextest(project, "binary(real_guest)", Some(1)))
     } else {
         let arguments = ["test", "--release", "--workspace", "--test", "real_guest", "--no-fail-fast"];
         run_aloud(cargo(project, &arguments).args(["--", "--test-threads", "1"]))
@@ -165,10 +177,7 @@ fn driver_tests(project: &Project) -> Result<()> {
 
 fn end_to_end_tests(project: &Project, node: &Node) -> Result<()> {
     let mut command = if has_nextest() {
-        let arguments = ["nextest", "run", "--release", "--workspace", "--no-fail-fast", "-j", "2"];
-        let mut command = cargo(project, &arguments);
-        command.args(["-E", "package(aenv-e2e)"]);
-        command
+        nextest(project, "package(aenv-e2e)", Some(2))
     } else {
         let mut command = cargo(project, &["test", "--release", "-p", "aenv-e2e", "--no-fail-fast"]);
         command.args(["--", "--test-threads", "2"]);
@@ -245,6 +254,9 @@ fn summary(stages: &Stages, started: Instant) -> Result<()> {
         say(&format!("  {mark} {:>14}  {}", seconds(outcome.time), outcome.name));
     }
     say(&format!("  in all {:>14}\n", seconds(started.elapsed())));
+    for outcome in stages.outcomes().iter().filter(|outcome| outcome.failure.is_some()) {
+        say(&format!("--- {}\n{}\n", outcome.name, outcome.told()));
+    }
     say(&format!("stages: {} passed, {failed} failed", stages.outcomes().len() - failed));
     if failed > 0 {
         bail!("the test ladder failed");

@@ -75,8 +75,16 @@ impl Project {
         self.work_dir().join("test")
     }
 
+    /// Where cargo puts what it builds.
+    pub(crate) fn target_dir(&self) -> PathBuf {
+        match std::env::var_os("CARGO_TARGET_DIR") {
+            Some(path) => std::path::absolute(&path).unwrap_or_else(|_| PathBuf::from(path)),
+            None => self.root.join("target"),
+        }
+    }
+
     /// A program built by this workspace.
     pub(crate) fn binary(&self, name: &str) -> PathBuf {
-        self.root.join("target/release").join(name)
+        self.target_dir().join("release").join(name)
     }
 }

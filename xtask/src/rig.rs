@@ -12,6 +12,7 @@
 
 mod image;
 pub(crate) mod inside;
+mod lanes;
 mod machine;
 mod suites;
 mod transport;
@@ -22,6 +23,7 @@ use crate::process::require_root;
 use crate::project::Project;
 use crate::stages::{Stages, say, seconds};
 use anyhow::{Context, Result, bail};
+pub(crate) use lanes::run_all_suites;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 pub(crate) use suites::Extent;
@@ -99,22 +101,6 @@ pub(crate) fn run_task(project: &Project, options: &Options) -> Result<u8> {
         return run_suites(project, &mut stages, options).map(|()| 0);
     }
     run_job(project, &mut stages, &options.job("command", options.command.clone(), Vec::new())?)
-}
-
-/// All suites with the usual machine, for the ladder; programs and guest files are there.
-pub(crate) fn run_all_suites(project: &Project, extent: Extent) -> Result<()> {
-    let options = Options {
-        suite: None,
-        brief: extent == Extent::Brief,
-        no_build: true,
-        limit: SUITE_LIMIT,
-        memory: MEMORY_MIB,
-        processors: None,
-        files: Vec::new(),
-        environment: Vec::new(),
-        command: Vec::new(),
-    };
-    run_suites(project, &mut Stages::default(), &options)
 }
 
 fn run_suites(project: &Project, stages: &mut Stages, options: &Options) -> Result<()> {

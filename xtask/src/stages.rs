@@ -1,5 +1,6 @@
 //! Named steps of a task with their times: a spinner on a terminal, plain lines elsewhere. Owns the list of times.
 
+use crate::process::Failed;
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -11,6 +12,16 @@ pub(crate) struct Outcome {
     pub(crate) name: String,
     pub(crate) time: Duration,
     pub(crate) failure: Option<String>,
+    /// What a program that failed had said aloud at its end.
+    pub(crate) said: Option<String>,
+}
+
+impl Outcome {
+    /// Why it failed: what was said, and the reason.
+    pub(crate) fn told(&self) -> String {
+        let parts = [self.said.as_deref(), self.failure.as_deref()];
+        parts.into_iter().flatten().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n")
+    }
 }
 
 /// The stages of one task, in order.
@@ -35,7 +46,7 @@ impl Stages {
     /// Adds a stage that was done before this program could measure it.
     pub(crate) fn add_done(&mut self, name: &str, time: Duration) {
         say(&format!("  {name}: {}", seconds(time)));
-        self.outcomes.push(Outcome { name: name.to_owned(), time, failure: None });
+        self.outcomes.push(Outcome { name: name.to_owned(), time, failure: None, said: None });
     }
 
     /// Runs a stage whose failure ends the task.
@@ -48,7 +59,7 @@ impl Stages {
         let mark = if result.is_ok() { "" } else { "FAILED after " };
         say(&format!("  {name}: {mark}{}", seconds(time)));
         let failure = result.as_ref().err().map(|error| format!("{error:#}"));
-        self.outcomes.push(Outcome { name: name.to_owned(), time, failure });
+        self.outcomes.push(Outcome { name: name.to_owned(), time, failure, said: None });
         result.with_context(|| format!("stage `{name}` failed"))
     }
 
@@ -58,13 +69,16 @@ impl Stages {
         let started = Instant::now();
         let result = work();
         let time = started.elapsed();
-        let failure = result.err().map(|error| format!("{error:#}"));
+        let error = result.err();
+        let said =
+            error.as_ref().and_then(|error| error.downcast_ref()).map(|Failed { said, .. }| said.clone());
+        let failure = error.map(|error| format!("{error:#}"));
         match &failure {
             None => say(&format!("=== {name}: ok in {}", seconds(time))),
             Some(reason) => say(&format!("=== {name}: FAILED after {}\n{reason}", seconds(time))),
         }
         let succeeded = failure.is_none();
-        self.outcomes.push(Outcome { name: name.to_owned(), time, failure });
+        self.outcomes.push(Outcome { name: name.to_owned(), time, failure, said });
         succeeded
     }
 
@@ -72,7 +86,19 @@ impl Stages {
     pub(crate) fn skip(&mut self, name: &str, reason: &str) {
         say(&format!("\n=== {name}: not run, {reason}"));
         let failure = Some(format!("not run: {reason}"));
-        self.outcomes.push(Outcome { name: name.to_owned(), time: Duration::ZERO, failure });
+        self.outcomes.push(Outcome { name: name.to_owned(), time: Duration::ZERO, failure, said: None });
+    }
+
+    /// An error that names the stages that failed and carries what they said, if there are any.
+    pub(crate) fn verdict(&self, whose: &str) -> Result<()> {
+        let failed: Vec<_> = self.outcomes.iter().filter(|outcome| outcome.failure.is_some()).collect();
+        if failed.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<_> = failed.iter().map(|outcome| outcome.name.as_str()).collect();
+        let what = format!("{whose} failed: {}", names.join(", "));
+        let said: Vec<_> = failed.iter().map(|outcome| outcome.told()).collect();
+        Err(Failed { what, said: said.join("\n") }.into())
     }
 
     pub(crate) fn outcomes(&self) -> &[Outcome] {
@@ -130,6 +156,21 @@ mod tests {
         assert!(stages.attempt("two", || Ok(())));
         let failures: Vec<_> = stages.outcomes().iter().map(|outcome| outcome.failure.clone()).collect();
         assert_eq!(failures, [Some("broken".to_owned()), None]);
+    }
+
+    #[test]
+    fn what_a_failed_program_said_is_kept_through_all_levels() {
+        let mut inner = Stages::default();
+        let failed =
+            || Failed { what: "`tests` failed".to_owned(), said: "assertion left == right".to_owned() };
+        inner.attempt("fine", || Ok(()));
+        inner.attempt("tests", || Err(failed().into()));
+        let mut outer = Stages::default();
+        outer.attempt("checks", || inner.verdict("checks"));
+        let told = outer.outcomes()[0].told();
+        assert!(told.contains("assertion left == right") && told.contains("`tests` failed"), "{told}");
+        assert!(told.ends_with("checks failed: tests"), "{told}");
+        assert!(Stages::default().verdict("nothing").is_ok());
     }
 
     #[test]

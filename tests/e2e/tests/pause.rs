@@ -164,7 +164,9 @@ async fn a_sandbox_is_paused_when_its_time_is_over_and_traffic_wakes_it() {
     client.run(&sandbox, "echo unflushed >/root/last").await.unwrap();
     let time = format!("/sandboxes/{}/timeout", sandbox.id);
     assert_eq!(client.post(&time, &json!({ "timeout": 1 })).await.unwrap().status, StatusCode::NO_CONTENT);
-    let paused = client.until(&sandbox, PATIENCE, |detail| detail["state"] == "paused").await.unwrap();
+    // It is told as paused from the moment it stops, and what it saved once that is there.
+    let is_saved = |detail: &Value| detail["state"] == "paused" && !detail["saved"].is_null();
+    let paused = client.until(&sandbox, PATIENCE, is_saved).await.unwrap();
     assert_eq!(paused["saved"]["mode"], "full");
     assert_eq!(client.post(&time, &json!({ "timeout": 60 })).await.unwrap().status, StatusCode::CONFLICT);
 

@@ -69,11 +69,13 @@ fn text(archive: &mut tar::Builder<File>, name: &str, content: &str) -> Result<(
 /// A shell script that becomes the command.
 fn script(project: &Project, job: &Job) -> String {
     let root = project.root().display().to_string();
-    let path = format!("{root}/target/release:$PATH");
+    let target = project.target_dir().display().to_string();
+    let path = format!("{target}/release:$PATH");
     let mut lines = vec![format!("cd {}", quoted(&root)), format!("export PATH=\"{path}\"")];
     for (name, value) in &job.environment {
         lines.push(format!("export {name}={}", quoted(value)));
     }
+    lines.push(format!("export CARGO_TARGET_DIR={}", quoted(&target)));
     let guest_dir = project.guest_dir().display().to_string();
     lines.push(format!("export AENV_GUEST_DIR={}", quoted(&guest_dir)));
     lines.push(format!("exec {}", job.command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")));
