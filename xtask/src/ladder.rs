@@ -12,7 +12,7 @@ use crate::node::{Node, Record};
 use crate::process::{output_of, require_root, run_aloud};
 use crate::project::Project;
 use crate::rig;
-use crate::stages::{Stages, say, seconds};
+use crate::stages::{Stages, Try, say, seconds};
 use crate::test_node;
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
@@ -25,10 +25,11 @@ use std::time::Instant;
 const CHECKS: &str = "checks";
 const UNIT_TESTS: &str = "unit and property tests";
 const DRIVER_TESTS: &str = "VMM driver with real guests";
+const END_TO_END: &str = "end-to-end tests with real guests";
 const RIG: &str = "production stack in the nested rig";
 
 /// A rung that needs a running node.
-type Rung = fn(&Project, &Node) -> Result<()>;
+type Rung = fn(&Project, &Node, Try) -> Result<()>;
 
 /// What is wanted of one run.
 #[derive(Debug, clap::Args)]
@@ -93,10 +94,10 @@ pub(crate) fn run(project: &Project, options: &Options) -> Result<()> {
 /// Rungs that need a running node.
 fn with_node(project: &Project, area: &Area, rootfs: &Path, options: &Options, stages: &mut Stages) {
     let rungs: [(&str, Rung); 4] = [
-        ("end-to-end tests with real guests", end_to_end_tests),
-        ("Python SDK", |project, node| python_suite(project, node, "requirements.txt", "venv")),
-        ("Python SDK, previous generation", |project, node| {
-            python_suite(project, node, "requirements-previous.txt", "venv-previous")
+        (END_TO_END, |project, node, _| end_to_end_tests(project, node)),
+        ("Python SDK", |project, node, time| python_suite(project, node, time, "requirements.txt", "venv")),
+        ("Python SDK, previous generation", |project, node, time| {
+            python_suite(project, node, time, "requirements-previous.txt", "venv-previous")
         }),
         ("JavaScript SDK", javascript_suite),
     ];
@@ -111,8 +112,12 @@ fn with_node(project: &Project, area: &Area, rootfs: &Path, options: &Options, s
     });
     for (name, rung) in rungs {
         match &node {
+            // Nextest tries again what failed, and not all of it.
+            Some(node) if name == END_TO_END => {
+                stages.attempt(name, || rung(project, node, Try::First));
+            }
             Some(node) => {
-                stages.attempt(name, || rung(project, node));
+                stages.attempt_twice(name, |time| rung(project, node, time));
             }
             None => stages.skip(name, "there is no node"),
         }
@@ -146,7 +151,8 @@ fn nextest(project: &Project, filter: &str, at_once: Option<u32>) -> Command {
         command.args(["--status-level", "slow", "--final-status-level", "slow"]);
     }
     if let Some(count) = at_once {
-        command.args(["-j", &count.to_string()]);
+        // Guests, whose speed is that of the machine: what fails is tried once more, and told as flaky if it passes then.
+        command.args(["-j", &count.to_string(), "--retries", "1"]);
     }
     command
 }
@@ -187,7 +193,13 @@ fn end_to_end_tests(project: &Project, node: &Node) -> Result<()> {
 }
 
 /// Runs the Python tests in an environment of their own, made again when the list of packages changes.
-fn python_suite(project: &Project, node: &Node, requirements: &str, environment: &str) -> Result<()> {
+fn python_suite(
+    project: &Project,
+    node: &Node,
+    time: Try,
+    requirements: &str,
+    environment: &str,
+) -> Result<()> {
     let tests = project.root().join("tests/compat/python");
     let requirements = tests.join(requirements);
     let environment = project.work_dir().join(environment);
@@ -199,11 +211,17 @@ fn python_suite(project: &Project, node: &Node, requirements: &str, environment:
     })?;
     let mut pytest = Command::new(environment.join("bin/python"));
     pytest.current_dir(&tests).args(["-B", "-m", "pytest", "-q"]);
+    // What failed is remembered, outside of the sources.
+    let memory = project.test_dir().join("pytest").join(environment.file_name().unwrap_or_default());
+    pytest.args(["-o", "addopts=", "-o", &format!("cache_dir={}", memory.display())]);
+    if time == Try::Second {
+        pytest.arg("--last-failed");
+    }
     run_aloud(test_node::client_environment(&mut pytest, node))
 }
 
 /// Runs the JavaScript tests beside an installed SDK: Node looks for packages from the test file upwards.
-fn javascript_suite(project: &Project, node: &Node) -> Result<()> {
+fn javascript_suite(project: &Project, node: &Node, _: Try) -> Result<()> {
     let tests = project.root().join("tests/compat/js");
     let environment = project.work_dir().join("js");
     let manifest = tests.join("package.json");
@@ -247,6 +265,7 @@ fn summary(stages: &Stages, started: Instant) -> Result<()> {
     let mut failed = 0;
     for outcome in stages.outcomes() {
         let mark = match &outcome.failure {
+            None if outcome.first_failure.is_some() => "flaky ",
             None => "ok    ",
             Some(_) => "FAILED",
         };
@@ -254,8 +273,13 @@ fn summary(stages: &Stages, started: Instant) -> Result<()> {
         say(&format!("  {mark} {:>14}  {}", seconds(outcome.time), outcome.name));
     }
     say(&format!("  in all {:>14}\n", seconds(started.elapsed())));
-    for outcome in stages.outcomes().iter().filter(|outcome| outcome.failure.is_some()) {
-        say(&format!("--- {}\n{}\n", outcome.name, outcome.told()));
+    for outcome in stages.outcomes() {
+        if let Some(first) = &outcome.first_failure {
+            say(&format!("--- {}: the first time\n{first}\n", outcome.name));
+        }
+        if outcome.failure.is_some() {
+            say(&format!("--- {}\n{}\n", outcome.name, outcome.told()));
+        }
     }
     say(&format!("stages: {} passed, {failed} failed", stages.outcomes().len() - failed));
     if failed > 0 {

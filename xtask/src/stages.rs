@@ -14,9 +14,22 @@ pub(crate) struct Outcome {
     pub(crate) failure: Option<String>,
     /// What a program that failed had said aloud at its end.
     pub(crate) said: Option<String>,
+    /// Why it failed the first time, when it was done twice.
+    pub(crate) first_failure: Option<String>,
+}
+
+/// How often something was tried before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Try {
+    First,
+    Second,
 }
 
 impl Outcome {
+    fn new(name: &str, time: Duration, failure: Option<String>) -> Self {
+        Self { name: name.to_owned(), time, failure, said: None, first_failure: None }
+    }
+
     /// Why it failed: what was said, and the reason.
     pub(crate) fn told(&self) -> String {
         let parts = [self.said.as_deref(), self.failure.as_deref()];
@@ -46,7 +59,7 @@ impl Stages {
     /// Adds a stage that was done before this program could measure it.
     pub(crate) fn add_done(&mut self, name: &str, time: Duration) {
         say(&format!("  {name}: {}", seconds(time)));
-        self.outcomes.push(Outcome { name: name.to_owned(), time, failure: None, said: None });
+        self.outcomes.push(Outcome::new(name, time, None));
     }
 
     /// Runs a stage whose failure ends the task.
@@ -59,7 +72,7 @@ impl Stages {
         let mark = if result.is_ok() { "" } else { "FAILED after " };
         say(&format!("  {name}: {mark}{}", seconds(time)));
         let failure = result.as_ref().err().map(|error| format!("{error:#}"));
-        self.outcomes.push(Outcome { name: name.to_owned(), time, failure, said: None });
+        self.outcomes.push(Outcome::new(name, time, failure));
         result.with_context(|| format!("stage `{name}` failed"))
     }
 
@@ -78,7 +91,22 @@ impl Stages {
             Some(reason) => say(&format!("=== {name}: FAILED after {}\n{reason}", seconds(time))),
         }
         let succeeded = failure.is_none();
-        self.outcomes.push(Outcome { name: name.to_owned(), time, failure, said });
+        self.outcomes.push(Outcome { said, ..Outcome::new(name, time, failure) });
+        succeeded
+    }
+
+    /// As [`attempt`](Self::attempt), for work that depends on how fast this machine is just now: a failure is followed by a
+    /// second try, and is kept, so that it is told at the end whatever comes of that.
+    pub(crate) fn attempt_twice(&mut self, name: &str, work: impl Fn(Try) -> Result<()>) -> bool {
+        if self.attempt(name, || work(Try::First)) {
+            return true;
+        }
+        let first = self.outcomes.pop();
+        let succeeded = self.attempt(&format!("{name}, once more"), || work(Try::Second));
+        if let (Some(first), Some(second)) = (first, self.outcomes.last_mut()) {
+            second.time += first.time;
+            second.first_failure = Some(first.told());
+        }
         succeeded
     }
 
@@ -86,7 +114,7 @@ impl Stages {
     pub(crate) fn skip(&mut self, name: &str, reason: &str) {
         say(&format!("\n=== {name}: not run, {reason}"));
         let failure = Some(format!("not run: {reason}"));
-        self.outcomes.push(Outcome { name: name.to_owned(), time: Duration::ZERO, failure, said: None });
+        self.outcomes.push(Outcome::new(name, Duration::ZERO, failure));
     }
 
     /// An error that names the stages that failed and carries what they said, if there are any.
@@ -171,6 +199,20 @@ mod tests {
         assert!(told.contains("assertion left == right") && told.contains("`tests` failed"), "{told}");
         assert!(told.ends_with("checks failed: tests"), "{told}");
         assert!(Stages::default().verdict("nothing").is_ok());
+    }
+
+    #[test]
+    fn a_failure_that_does_not_come_again_is_kept() {
+        let mut stages = Stages::default();
+        assert!(stages.attempt_twice("fine", |_| Ok(())));
+        assert!(stages.attempt_twice("late", |time| match time {
+            Try::First => anyhow::bail!("too slow"),
+            Try::Second => Ok(()),
+        }));
+        assert!(!stages.attempt_twice("broken", |time| anyhow::bail!("{time:?}")));
+        let kept: Vec<_> = stages.outcomes().iter().map(|one| (&one.failure, &one.first_failure)).collect();
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(kept, [(&None, &None), (&None, &text("too slow")), (&text("Second"), &text("First"))]);
     }
 
     #[test]
