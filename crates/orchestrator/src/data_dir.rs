@@ -5,7 +5,8 @@
 //! <data>/journal.sqlite
 //! <data>/templates/<id>/template.json             written last: a template without it does not exist
 //! <data>/templates/<id>/captures/<key>/           {memory, state, disk.ext4}; capture.json written last
-//! <data>/storage/layers/<sha256>.raw              root filesystems of templates, never changed once they are there
+//! <data>/storage/layers/<sha256>.layer            root filesystems of templates, never changed once they are there
+//! <data>/storage/layers/<sha256>.raw              the same as a flat file, where disks are not made of layers
 //! <data>/storage/{disks,images}/                  of the block service, where that is used
 //! <data>/sandboxes/<id>/disk.ext4                 where the block service is not used
 //! <data>/sandboxes/<id>/captures/<number>/        {state, changes} of a save; {disk.ext4, memory} where the block service is
@@ -97,7 +98,12 @@ impl DataDir {
         self.root.join("storage/layers")
     }
 
-    /// The image with this SHA-256, in hex.
+    /// The image whose flat form has this SHA-256, in hex, as a layer.
+    pub(crate) fn image_layer(&self, sha256: &str) -> PathBuf {
+        self.layers().join(format!("{sha256}.layer"))
+    }
+
+    /// The image with this SHA-256, in hex, as a flat file.
     pub(crate) fn image(&self, sha256: &str) -> PathBuf {
         self.layers().join(format!("{sha256}.raw"))
     }

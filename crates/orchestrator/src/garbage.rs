@@ -41,7 +41,8 @@ fn needed(node: &Node) -> Result<(BTreeSet<CaptureName>, BTreeSet<PathBuf>), Fai
         let named = keys.into_iter().map(|key| CaptureName { template: template.file.id.clone(), key });
         captures.extend(named);
         captures.insert(template.capture_name());
-        images.insert(node.dir.image(&template.file.rootfs_sha256));
+        let sha256 = &template.file.rootfs_sha256;
+        images.extend([node.dir.image_layer(sha256), node.dir.image(sha256)]);
     }
     Ok((captures, images))
 }

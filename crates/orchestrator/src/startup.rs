@@ -56,7 +56,7 @@ async fn assemble(
     journal: Journal,
 ) -> Result<Arc<Node>, StartError> {
     let binding = digest(&settings, &parts).await?;
-    let templates = read_templates(&settings, &binding, &dir, disks.kind()).await?;
+    let templates = read_templates(&settings, &binding, &dir, disks.as_ref()).await?;
     let unreadable = |error: crate::journal::JournalError| StartError::Journal {
         path: dir.journal(),
         reason: error.to_string(),
@@ -140,9 +140,10 @@ async fn read_templates(
     settings: &Settings,
     binding: &MemoryBinding,
     dir: &DataDir,
-    disks: &'static str,
+    disks: &dyn Disks,
 ) -> Result<Vec<Arc<Template>>, StartError> {
     let (dir, binding) = (dir.clone(), binding.clone());
+    let (disks, form) = (disks.kind(), disks.image_form());
     let standbys = Targets { hot: settings.standbys, warm: settings.warm };
     blocking(move || {
         let MemoryBinding { vmm, kernel_sha256, initramfs_sha256 } = &binding;
@@ -153,7 +154,7 @@ async fn read_templates(
             let path = dir.template(&file.id);
             let key = template::capture_key(&file, vmm, disks, kernel_sha256, initramfs_sha256)
                 .map_err(|error| fail("describe", &path, error))?;
-            let image = template::find_image(&dir, &file)
+            let image = template::find_image(&dir, &file, form)
                 .map_err(|error| fail("read", &dir.image(&file.rootfs_sha256), error))?;
             let capture =
                 Capture::find(&path, &key).map_err(|error| fail("read a capture of", &path, error))?;

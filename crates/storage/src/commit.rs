@@ -18,6 +18,7 @@ pub use crate::lsmt::header::USER_TAG_BYTES;
 pub use crate::lsmt::writer::LayerSummary;
 use crate::lsmt::writer::LayerWriter;
 use crate::raw_file::failed;
+use crate::zfile::{Compressed, ZFileOptions, ZFileWriter};
 use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
@@ -106,6 +107,24 @@ pub fn write_layer_file(
     path: &Path,
 ) -> Result<LayerSummary, StorageError> {
     publish(path, Existing::Refuse, |file| write_layer(source, options, file, path))
+}
+
+/// As [`write_layer_file`], as a zfile.
+///
+/// # Errors
+/// As [`write_layer_file`], and when the compression is not possible.
+pub fn write_compressed_layer_file(
+    source: Source<'_>,
+    options: &LayerOptions,
+    compression: ZFileOptions,
+    path: &Path,
+) -> Result<(LayerSummary, Compressed), StorageError> {
+    publish(path, Existing::Refuse, |file| {
+        let mut zfile = ZFileWriter::new(file, compression).map_err(|error| failed("write", path, error))?;
+        let summary = write_layer(source, options, &mut zfile, path)?;
+        let (_, compressed) = zfile.finish().map_err(|error| failed("write", path, error))?;
+        Ok((summary, compressed))
+    })
 }
 
 /// What becomes of a file that has the new one's name.

@@ -23,6 +23,7 @@ mod saves;
 use super::{Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, SaveName};
 use crate::settings::StartError;
 use crate::stage::Cause;
+use crate::template::ImageForm;
 use crate::view::{Collected, WaitCause, Waiting};
 use aenv_protocol::ids::SandboxId;
 use aenv_storage::block_service::{
@@ -63,6 +64,10 @@ impl ServiceDisks {
 impl Disks for ServiceDisks {
     fn kind(&self) -> &'static str {
         "service"
+    }
+
+    fn image_form(&self) -> ImageForm {
+        ImageForm::Layers
     }
 
     async fn check(&self) -> Result<(), StartError> {

@@ -22,12 +22,12 @@ mod copy;
 mod reflink;
 
 pub(crate) use block_service::ServiceDisks;
-pub(crate) use copy::clone_blocking;
 pub(crate) use reflink::ReflinkDisks;
 
 use crate::data_dir::DataDir;
 use crate::settings::{DiskSettings, StartError};
 use crate::stage::Cause;
+use crate::template::ImageForm;
 use crate::view::{Collected, Waiting};
 use aenv_protocol::ids::{SandboxId, TemplateId};
 use aenv_storage::block_service::LayerRef;
@@ -123,6 +123,9 @@ pub(crate) struct MemoryLayer {
 pub(crate) trait Disks: Send + Sync + 'static {
     /// Name of this kind of store: a capture can be used only by the kind that made it.
     fn kind(&self) -> &'static str;
+
+    /// What disks can be made of.
+    fn image_form(&self) -> ImageForm;
 
     /// Finds out whether disks can be made at all: now, not at the first sandbox.
     async fn check(&self) -> Result<(), StartError>;

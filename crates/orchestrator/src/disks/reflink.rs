@@ -9,6 +9,7 @@ use super::{Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, Sav
 use crate::data_dir::DataDir;
 use crate::settings::{DiskCopies, StartError};
 use crate::stage::Cause;
+use crate::template::ImageForm;
 use crate::view::{Collected, Waiting};
 use aenv_protocol::ids::SandboxId;
 use aenv_storage::StorageError;
@@ -46,6 +47,10 @@ impl ReflinkDisks {
 impl Disks for ReflinkDisks {
     fn kind(&self) -> &'static str {
         "reflink"
+    }
+
+    fn image_form(&self) -> ImageForm {
+        ImageForm::Flat
     }
 
     async fn check(&self) -> Result<(), StartError> {

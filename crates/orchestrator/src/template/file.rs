@@ -3,7 +3,6 @@
 //! A capture's key is the SHA-256 over everything its memory image is bound to: the VMM's identity, the kernel, the
 //! initramfs, the root filesystem and the virtual hardware. A capture of another key is never restored.
 
-use super::TemplateImage;
 use crate::data_dir::{DataDir, write_durably};
 use crate::disks::Base;
 use aenv_protocol::ids::TemplateId;
@@ -130,17 +129,6 @@ impl Capture {
 /// The memory of the capture of `key`.
 pub(crate) fn memory_of_capture(template_dir: &Path, key: &str) -> PathBuf {
     Capture::files_in(&Capture::directory(template_dir, key)).memory
-}
-
-/// The image of a template. One of an earlier version's layout is put where images are now.
-pub(crate) fn find_image(dir: &DataDir, file: &TemplateFile) -> Result<TemplateImage> {
-    let (path, earlier) = (dir.image(&file.rootfs_sha256), dir.template(&file.id).join("rootfs.ext4"));
-    if !path.try_exists()? && earlier.try_exists()? {
-        std::fs::rename(&earlier, &path)?;
-        File::open(dir.layers())?.sync_all()?;
-    }
-    let metadata = std::fs::metadata(&path)?;
-    Ok(TemplateImage { path, bytes: metadata.len(), stored_bytes: metadata.blocks().saturating_mul(512) })
 }
 
 /// Keys of all captures of a template, unfinished ones included.

@@ -2,10 +2,10 @@
 //! when there is nothing to do.
 
 use super::file::{TemplateFile, read_all, sha256};
+use super::image::store_image;
 use crate::data_dir::DataDir;
-use crate::disks::clone_blocking;
 use crate::random;
-use crate::settings::{DiskCopies, StartError};
+use crate::settings::StartError;
 use aenv_protocol::ids::TemplateId;
 use std::path::Path;
 
@@ -128,21 +128,8 @@ fn store(dir: &DataDir, file: &TemplateFile, rootfs: &Path) -> Result<(), Import
         move |error: std::io::Error| failed(action, &path, error.to_string())
     };
     std::fs::create_dir_all(&directory).map_err(at("make", &directory))?;
-    let target = dir.image(&file.rootfs_sha256);
-    // What it is called by is what it contains, and disks of running sandboxes may be made of it: it is never replaced.
-    if !target.try_exists().map_err(at("look for", &target))? {
-        let incoming = target.with_extension("new");
-        if incoming.exists() {
-            std::fs::remove_file(&incoming).map_err(at("remove", &incoming))?;
-        }
-        // The source often lies on another filesystem: a full copy is what an import means there.
-        clone_blocking(rootfs, &incoming, DiskCopies::FullCopyAllowed)
-            .map_err(|error| failed("copy to", &incoming, error.to_string()))?;
-        std::fs::File::open(&incoming).and_then(|file| file.sync_all()).map_err(at("sync", &incoming))?;
-        std::fs::rename(&incoming, &target).map_err(at("rename to", &target))?;
-        let directory = dir.layers();
-        std::fs::File::open(&directory).and_then(|file| file.sync_all()).map_err(at("sync", &directory))?;
-    }
+    store_image(dir, &file.rootfs_sha256, rootfs)
+        .map_err(|error| failed("store", rootfs, error.to_string()))?;
     file.write(&directory).map_err(at("describe", &directory))
 }
 
@@ -153,7 +140,7 @@ fn failed(action: &'static str, path: &Path, reason: String) -> ImportError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::template::find_image;
+    use crate::template::{ImageForm, find_image};
 
     #[test]
     fn import_is_idempotent_and_replaces_on_change() {
@@ -178,7 +165,8 @@ mod tests {
         );
         let dir = DataDir::open(&data).unwrap();
         let file = read_all(&dir).unwrap().remove(0);
-        assert_eq!(std::fs::read(find_image(&dir, &file).unwrap().path).unwrap(), vec![2; 8192]);
+        find_image(&dir, &file, ImageForm::Flat).unwrap();
+        assert_eq!(std::fs::read(dir.image(&file.rootfs_sha256)).unwrap(), vec![2; 8192]);
         let larger = import_template(&data, "base", 2, 512, Some(4), &rootfs).unwrap();
         assert_eq!(larger, Imported::Replaced(id));
         assert_eq!(read_all(&dir).unwrap()[0].disk_mib, Some(4));
@@ -186,21 +174,6 @@ mod tests {
             let error = import_template(&data, "base", 2, 512, Some(wrong), &rootfs).unwrap_err();
             assert!(matches!(error, ImportError::Disk { image_mib: 1, .. }), "{error}");
         }
-    }
-
-    #[test]
-    fn an_image_of_the_earlier_layout_is_moved_to_the_others() {
-        let temporary = tempfile::tempdir().unwrap();
-        let (data, rootfs) = (temporary.path().join("data"), temporary.path().join("rootfs"));
-        std::fs::write(&rootfs, vec![1; 8192]).unwrap();
-        import_template(&data, "base", 2, 512, None, &rootfs).unwrap();
-        let dir = DataDir::open(&data).unwrap();
-        let file = read_all(&dir).unwrap().remove(0);
-        let image = dir.image(&file.rootfs_sha256);
-        std::fs::rename(&image, dir.template(&file.id).join("rootfs.ext4")).unwrap();
-        let found = find_image(&dir, &file).unwrap();
-        assert_eq!((found.path.as_path(), found.bytes), (image.as_path(), 8192));
-        assert!(image.exists());
     }
 
     #[test]

@@ -9,13 +9,15 @@
 //! ```
 
 mod file;
+mod image;
 mod import;
 mod prepare;
 
 pub(crate) use file::{
-    Capture, TemplateFile, capture_key, capture_keys, find_image, memory_of_capture, read_all,
-    remove_stale_captures, sha256,
+    Capture, TemplateFile, capture_key, capture_keys, memory_of_capture, read_all, remove_stale_captures,
+    sha256,
 };
+pub(crate) use image::{ImageForm, TemplateImage, find_image};
 pub use import::{ImportError, Imported, import_template};
 pub(crate) use prepare::prepare;
 
@@ -58,15 +60,6 @@ pub(crate) struct Template {
     image_bytes: u64,
 }
 
-/// The image of a template as it was found.
-pub(crate) struct TemplateImage {
-    pub(crate) path: PathBuf,
-    /// Its length.
-    pub(crate) bytes: u64,
-    /// What the filesystem stores for it.
-    pub(crate) stored_bytes: u64,
-}
-
 impl Template {
     pub(crate) fn new(
         file: TemplateFile,
@@ -80,7 +73,7 @@ impl Template {
             file,
             dir,
             disk_mib: file_disk_mib,
-            image: Base::File(image.path),
+            image: image.base,
             image_bytes: image.stored_bytes,
             key,
             pool: StandbyPool::new(standbys),
