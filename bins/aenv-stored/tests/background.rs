@@ -6,7 +6,7 @@
 mod daemon;
 
 use aenv_storage::BLOCK_BYTES;
-use aenv_storage::block_service::{CreateImage, DiskState, DiskView, Name, Sealed};
+use aenv_storage::block_service::{CreateImage, DiskState, DiskView, Name, Sealed, ServiceError};
 use daemon::{Direct, PATIENCE, Stored, content, name};
 use std::fs::File;
 use std::io::Write as _;
@@ -101,6 +101,58 @@ async fn long_chains_are_merged_unless_others_are_made_of_them() {
     stored.client.delete_disk(&child.name).await.unwrap();
     eventually("the other chain is merged", async || tops(&stored, &held.name).await <= LONG).await;
     verify(&held.path.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_seal_told_can_be_used_when_old_tops_were_merged_meanwhile() {
+    let stored = Stored::start().await;
+    let disk = stored.disk("long", &[stored.raw_layer("raw")]).await;
+    let sealed = seal_often(&stored, &disk).await;
+    eventually("the chain is merged", async || tops(&stored, &disk.name).await <= LONG).await;
+    let image = |exported| CreateImage {
+        name: name(if exported { "mapped" } else { "kept" }),
+        layers: sealed.layers.clone(),
+        owner: 0,
+        exported,
+    };
+    // Also what was written since is nothing that was sealed then.
+    let mut file = Direct::open(disk.path.as_ref().unwrap());
+    file.write(SHARED, &content(SHARED, 99)).unwrap();
+    let first = stored.client.create_image(&image(false)).await.unwrap();
+    assert!(first.layers.len() < sealed.layers.len(), "{:?}", first.layers);
+    assert_eq!(first.layers.last(), sealed.layers.last());
+    let child = stored.disk("child", &sealed.layers).await;
+    assert_eq!(child.layers, first.layers);
+
+    // The same requests again are answered as before, by the next service as well, and what they were told is kept.
+    stored.kill();
+    stored.restart();
+    assert_eq!(stored.client.create_image(&image(false)).await.unwrap().layers, first.layers);
+    assert_eq!(stored.disk("child", &sealed.layers).await.number, child.number);
+    let mapped = stored.client.create_image(&image(true)).await.unwrap();
+    assert_eq!(mapped.layers, first.layers);
+    let mut buffer = [0; BLOCK_BYTES as usize];
+    for block in [OWN, SEALS * OWN, SHARED] {
+        File::open(mapped.path.as_ref().unwrap())
+            .unwrap()
+            .read_exact_at(&mut buffer, block * BLOCK_BYTES)
+            .unwrap();
+        let round = if block == SHARED { SEALS } else { block / OWN };
+        assert!(buffer == content(block, round), "block {block}");
+        assert_eq!(Direct::open(child.path.as_ref().unwrap()).read(block).unwrap(), buffer);
+    }
+    // With its last top a seal is gone, and so is one of which something is missing.
+    stored.client.delete_disk(&child.name).await.unwrap();
+    for name in ["kept", "mapped"].map(name) {
+        stored.client.delete_image(&name).await.unwrap();
+    }
+    let without = CreateImage { layers: sealed.layers[1..].to_vec(), ..image(false) };
+    let refused = stored.client.create_image(&without).await.unwrap_err();
+    assert!(matches!(refused, ServiceError::NotFound(_)), "{refused}");
+    seal_often(&stored, &disk).await;
+    eventually("the top is merged", async || tops(&stored, &disk.name).await <= LONG).await;
+    let refused = stored.client.create_image(&image(false)).await.unwrap_err();
+    assert!(matches!(refused, ServiceError::NotFound(_)), "{refused}");
 }
 
 /// A file system of few bytes, unmounted when dropped.

@@ -1,6 +1,7 @@
 //! Making and removing disks. The order of the steps is that of `records.rs`.
 
 use super::Service;
+use super::named_layers::NamedLayers;
 use super::table::{DiskEntry, DiskLife};
 use super::tops;
 use crate::durable::DurableDisk;
@@ -24,12 +25,13 @@ impl Service {
         }
         // Held until the record is in the table: from then on the record keeps the layers.
         let collecting = self.collecting.read().unwrap_or_else(PoisonError::into_inner);
+        let NamedLayers { layers, held } = self.canonical(request.layers)?;
         let mut record = DiskRecord {
             version: DiskRecord::VERSION,
             stage: Stage::Making,
             number: 0,
             way: self.exports.disks_by(),
-            layers: self.canonical(request.layers)?,
+            layers,
             size: request.size,
             quota: request.quota.unwrap_or(request.size),
             owner: request.owner,
@@ -48,6 +50,7 @@ impl Service {
         drop((table, collecting));
 
         let made = self.make_disk(&record);
+        drop(held);
         match made {
             Ok(live) => {
                 *lock(&entry.life) = live;

@@ -1,6 +1,7 @@
 //! Making and removing images. The order of the steps is that of `records.rs`.
 
 use super::Service;
+use super::named_layers::NamedLayers;
 use super::table::{ImageEntry, ImageLife};
 use super::tops::make_all_durable;
 use crate::directories::remove_file;
@@ -21,11 +22,12 @@ impl Service {
         }
         // Held until the record is in the table: from then on the record keeps the layers.
         let collecting = self.collecting.read().unwrap_or_else(PoisonError::into_inner);
+        let NamedLayers { layers, held } = self.canonical(request.layers)?;
         let mut record = ImageRecord {
             version: ImageRecord::VERSION,
             stage: Stage::Making,
             number: 0,
-            layers: self.canonical(request.layers)?,
+            layers,
             size: 0,
             owner: request.owner,
             exported: request.exported,
@@ -43,7 +45,9 @@ impl Service {
         table.images.insert(record.name.clone(), Arc::clone(&entry));
         drop((table, collecting));
 
-        match self.make_image(&record) {
+        let made = self.make_image(&record);
+        drop(held);
+        match made {
             Ok((path, image)) => {
                 *lock(&entry.life) = ImageLife::Live { path, image };
                 drop(operation);

@@ -104,8 +104,8 @@ impl Disks for ServiceDisks {
             owner: 0,
             exported: false,
         };
-        self.client.create_image(&image).await?;
-        Ok(Base::Layers(sealed.layers))
+        // As the service keeps them: old tops of what was sealed may have been merged meanwhile.
+        Ok(Base::Layers(self.client.create_image(&image).await?.layers))
     }
 
     async fn knows(&self, capture: &CaptureName) -> Result<bool, Cause> {
@@ -322,6 +322,37 @@ mod tests {
                 "DELETE /v1/images/m-igone-7 ",
                 r#"POST /v1/gc {"keep_layers":["/data/storage/layers/image"]}"#
             ]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_capture_is_made_of_what_its_image_keeps() {
+        let directory = tempfile::tempdir().unwrap();
+        let (disks, asked) = service(directory.path(), |what, _| {
+            let layers = match what {
+                "POST /v1/images" => r#"[{"disk":"ivm","top":"merged"},{"disk":"ivm","top":"t3"}]"#,
+                _ => r#"[{"disk":"ivm","top":"t1"},{"disk":"ivm","top":"t2"},{"disk":"ivm","top":"t3"}]"#,
+            };
+            match what {
+                "POST /v1/images" => format!(
+                    r#"{{"name":"c-t1-k","state":"ready","number":1,"size":4096,"owner":0,"layers":{layers}}}"#
+                ),
+                "GET /v1/disks/ivm" => {
+                    r#"{"name":"ivm","state":"ready","number":1,"size":4096,"quota":4096,"stored_bytes":0,"owner":0,"layers":[],"tops":[],"writable_top":"t3"}"#.to_owned()
+                }
+                "POST /v1/disks/ivm/seal" => {
+                    format!(r#"{{"sealed":"t3","layers":{layers},"writable_top":"t4"}}"#)
+                }
+                _ => "{}".to_owned(),
+            }
+        });
+        let capture = CaptureName { template: "t1".parse().unwrap(), key: "k".to_owned() };
+        let kept = disks.keep(&"ivm".parse().unwrap(), &capture, Path::new("")).await.unwrap();
+        let top = |top: &str| LayerRef::Top { disk: "ivm".parse().unwrap(), top: top.parse().unwrap() };
+        assert_eq!(kept, Base::Layers(vec![top("merged"), top("t3")]));
+        assert!(
+            asked.lock().unwrap().last().unwrap().contains(r#""top":"t1""#),
+            "the seal's layers are asked for"
         );
     }
 

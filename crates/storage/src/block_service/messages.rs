@@ -139,7 +139,7 @@ pub struct Sealed {
     /// The top that was sealed.
     pub sealed: Name,
     /// What a disk with this content is made of, bottom to top: the layers of the disk, then its sealed tops up to this
-    /// one.
+    /// one. Named all together they stay good when old tops are merged; the answer to who names them says what is kept.
     pub layers: Vec<LayerRef>,
     /// The top that is written from now on.
     pub writable_top: Name,
