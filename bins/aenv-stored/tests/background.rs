@@ -104,6 +104,39 @@ async fn long_chains_are_merged_unless_others_are_made_of_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn tops_that_store_the_same_blocks_again_are_merged_before_the_chain_is_long() {
+    const ROUNDS: u64 = 6;
+    let stored = Stored::start().await;
+    // Looked at in the order of their names, as above.
+    let (different, same) = (stored.disk("different", &[]).await, stored.disk("same", &[]).await);
+    let mut held = None;
+    for (disk, step) in [(&different, OWN), (&same, 0)] {
+        let mut file = Direct::open(disk.path.as_ref().unwrap());
+        for round in 1..=ROUNDS {
+            for block in 0..OWN {
+                file.write(round * step + block, &content(block, round)).unwrap();
+            }
+            held = Some(stored.client.seal_disk(&disk.name, None).await.unwrap());
+        }
+    }
+    // As a save holds it: the top alone, whatever is below of it.
+    let held = held.unwrap();
+    let layers = vec![held.layers.last().unwrap().clone()];
+    let hold = CreateImage { name: name("hold"), layers, owner: 0, exported: false };
+    stored.client.create_image(&hold).await.unwrap();
+    let stored_blocks = async || stored.client.disk(&same.name).await.unwrap().stored_bytes / BLOCK_BYTES;
+    eventually("what was hidden is free", async || stored_blocks().await <= 2 * OWN).await;
+    assert_eq!(tops(&stored, &same.name).await, 2);
+    assert_eq!(tops(&stored, &different.name).await, ROUNDS, "nothing is stored twice there");
+    let mut file = Direct::open(same.path.as_ref().unwrap());
+    file.write(0, &content(0, 99)).unwrap();
+    stored.client.rewind_disk(&same.name, &held.sealed).await.unwrap();
+    for block in 0..OWN {
+        assert_eq!(file.read(block).unwrap(), content(block, ROUNDS));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_a_seal_told_can_be_used_when_old_tops_were_merged_meanwhile() {
     let stored = Stored::start().await;
     let disk = stored.disk("long", &[stored.raw_layer("raw")]).await;

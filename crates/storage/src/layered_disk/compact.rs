@@ -14,7 +14,7 @@ use super::open::is_free;
 use super::{LayeredDisk, SealedTop, StackedImage, State, StorageError, Top, lock, remove_files};
 use crate::BLOCK_BYTES;
 use crate::raw_file::after_failure;
-use crate::top::{BlockRange, BlockState, Shows, run_of_tops};
+use crate::top::{BlockRange, BlockState, Shows, count_shown, run_of_tops};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
@@ -31,7 +31,7 @@ pub enum Compaction {
         /// Bytes that are not stored any more.
         freed_bytes: u64,
     },
-    /// There are fewer than two tops to merge.
+    /// There are fewer than two tops to merge, or what [`LayeredDisk::compact_for_room`] would free is less than it copies.
     NothingToDo,
     /// Another disk, or another handle, stands on one of the tops: to merge them would store them twice.
     Held,
@@ -80,6 +80,23 @@ impl LayeredDisk {
         drop(old);
         self.remove_given_up()?;
         Ok(Compaction::Merged { freed_bytes })
+    }
+
+    /// The same, but only if it frees at least as many bytes as it copies.
+    ///
+    /// # Errors
+    /// As [`LayeredDisk::compact`].
+    pub fn compact_for_room(&self, oldest: usize) -> Result<Compaction, StorageError> {
+        {
+            let old: Vec<Arc<SealedTop>> = self.sealed_tops().into_iter().take(oldest).collect();
+            let stored = old.iter().map(|top| top.stored_bytes()).sum::<u64>();
+            let maps = old.iter().rev().map(|top| top.top().map());
+            let copied = count_shown(&maps, 0..self.size / BLOCK_BYTES) * BLOCK_BYTES;
+            if stored.saturating_sub(copied) < copied.max(1) {
+                return Ok(Compaction::NothingToDo);
+            }
+        }
+        self.compact(oldest)
     }
 
     /// Removes files of merged tops that someone held when they were merged and nobody holds any more. Costs nothing when

@@ -129,6 +129,28 @@ fn tops_that_a_reader_held_while_they_were_merged_are_removed_later() {
 }
 
 #[test]
+fn tops_are_merged_for_room_when_that_frees_as_much_as_it_copies() {
+    let simulation = Simulation::default();
+    let disk = LayeredDisk::create_in(simulation.directory(), lower(), SIZE, u64::MAX, &BOOT).unwrap();
+    let write = |first: u64| disk.write_at(&[7; 4 * BLOCK_BYTES as usize], first * BLOCK_BYTES).unwrap();
+    assert_eq!(disk.compact_for_room(9).unwrap(), Compaction::NothingToDo);
+    for first in [0, 3] {
+        write(first);
+        disk.seal().unwrap();
+    }
+    assert_eq!(disk.compact_for_room(2).unwrap(), Compaction::NothingToDo, "7 blocks are copied to free 1");
+    for first in [2, 1, 10] {
+        write(first);
+        disk.seal().unwrap();
+    }
+    let expected = content(&disk);
+    // 16 blocks, 7 of them different; the newest top is not asked about.
+    assert_eq!(disk.compact_for_room(4).unwrap(), Compaction::Merged { freed_bytes: 9 * BLOCK_BYTES });
+    assert_eq!(disk.sealed_tops().len(), 2);
+    assert_same(&content(&disk), &expected, "merged");
+}
+
+#[test]
 fn a_thousand_tops_are_read_and_merged_on_a_small_stack() {
     let simulation = Simulation::default();
     let disk = LayeredDisk::create_in(simulation.directory(), lower(), SIZE, u64::MAX, &BOOT).unwrap();
