@@ -153,6 +153,9 @@ pub(crate) struct LayerExportArguments {
     /// Layer files, from the bottom of the stack to its top
     #[arg(required = true, value_name = "BOTTOM … TOP")]
     pub(crate) layers: Vec<PathBuf>,
+    /// Stack them as they are named even if their ids say that they were made in another order
+    #[arg(long)]
+    pub(crate) any_order: bool,
 }
 
 /// Arguments of `layer import`.

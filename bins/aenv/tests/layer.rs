@@ -164,6 +164,41 @@ fn damage_that_a_layer_above_hides_is_found_too() {
 }
 
 #[test]
+fn layers_that_were_made_in_another_order_are_not_stacked_unasked() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = directory.path().join("raw.img");
+    let (lower, upper) = (golden("layer1.lz4.zfile"), golden("layer2.lsmt"));
+    let wrong = ["export", "--output", text(&output), text(&upper), text(&lower)];
+    let refused = run(&wrong);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    for expected in ["layer1.lz4.zfile", "layer2.lsmt", "from the bottom to the top", "--any-order"] {
+        assert!(refused.stderr.contains(expected), "{expected}: {refused:?}");
+    }
+    assert_eq!(names(directory.path()), Vec::<String>::new());
+    let done = run(&[&wrong[..], &["--any-order"]].concat());
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert_ne!(digest(&output), MERGED);
+}
+
+#[test]
+fn a_size_that_cannot_be_is_damage() {
+    let directory = tempfile::tempdir().unwrap();
+    let (layer, output) = (directory.path().join("layer"), directory.path().join("raw.img"));
+    std::fs::copy(golden("layer2.lsmt"), &layer).unwrap();
+    let file = File::options().write(true).open(&layer).unwrap();
+    let trailer = file.metadata().unwrap().len() - 4096;
+    for (size, told) in [(4096_u64, "ends at sector 8"), (0, "0 bytes")] {
+        file.write_all_at(&size.to_le_bytes(), trailer + 48).unwrap();
+        let verified = run(&["verify", text(&layer)]);
+        assert_eq!(verified.code, Some(1), "{verified:?}");
+        let error = json_of(&verified)[0]["error"].as_str().unwrap().to_owned();
+        assert!(error.contains("is damaged") && error.contains(told), "{error}");
+        let exported = run(&["export", "-o", text(&output), text(&layer)]);
+        assert_eq!((exported.code, output.exists()), (Some(1), false), "{exported:?}");
+    }
+}
+
+#[test]
 fn what_is_read_is_never_written_over() {
     let directory = tempfile::tempdir().unwrap();
     let (layer, link) = (directory.path().join("layer"), directory.path().join("link"));

@@ -185,27 +185,37 @@ impl Delta for UpperLayers {
     }
 }
 
-/// Checks that every layer, bottom → top, names the one below it as its parent. Images from registries need not fulfil
-/// this, so it is asked for where both were made here.
+/// Checks that the layers, bottom → top, can be made upon one another, as far as their ids tell. A layer that names no parent, or
+/// lies on one without an id, may be right: converters and mergers leave them out. Images from registries may even contradict
+/// them, so this is asked for where the order is somebody's word.
 ///
 /// # Errors
-/// [`StorageError::Damaged`] with the first layer that does not, or that is its own ancestor.
+/// [`StorageError::Unsupported`] with the first layer that was made upon another one than the one below it, or is its own
+/// ancestor.
 pub fn check_order(layers: &[Arc<Layer>]) -> Result<(), StorageError> {
     for (position, layer) in layers.iter().enumerate() {
-        let damaged = |reason: String| Err(StorageError::Damaged { name: layer.name(), reason });
+        let refused = |reason: String| Err(StorageError::Unsupported { name: layer.name(), reason });
         let below = layers.get(..position).unwrap_or_default();
         let itself = |other: &Option<Uuid>| other.is_some() && *other == layer.uuid();
         if itself(&layer.parent())
             || below.iter().any(|lower| itself(&lower.uuid()) || itself(&lower.parent()))
         {
-            return damaged(
-                "it is its own ancestor: its uuid is that of a layer below it or of a parent".to_owned(),
+            return refused(
+                "it cannot lie there: its uuid is that of a layer below it, or of a parent of one".to_owned(),
             );
         }
-        if let Some(lower) = below.last()
-            && (layer.parent() != lower.uuid() || lower.uuid().is_none())
+        if let (Some(lower), Some(parent)) = (below.last(), layer.parent())
+            && let Some(uuid) = lower.uuid()
+            && uuid != parent
         {
-            return damaged(format!("{} is below it, but not its parent", lower.name()));
+            let lower = lower.name();
+            return refused(format!("it was made upon the layer {parent}, but {lower} below it is {uuid}"));
+        }
+        let is_parent = |other: &&Arc<Layer>| other.uuid().is_some() && other.uuid() == layer.parent();
+        if let Some(parent) = layers.iter().find(is_parent)
+            && below.last().is_none_or(|lower| !is_parent(&lower))
+        {
+            return refused(format!("it was made upon {}, which does not lie right below it", parent.name()));
         }
     }
     Ok(())

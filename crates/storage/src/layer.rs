@@ -118,6 +118,30 @@ impl Layer {
         &self.index
     }
 
+    /// Checks that it has a size and maps nothing behind its end. Reading does not need it: a stack of layers has the size of
+    /// the topmost one that has any, and shows nothing behind that.
+    ///
+    /// # Errors
+    /// [`StorageError::Damaged`] when it does not. No tool that seals layers makes such a one.
+    pub fn check_size(&self) -> Result<(), StorageError> {
+        let damaged = |reason: String| Err(StorageError::Damaged { name: self.name(), reason });
+        let size = self.virtual_size();
+        if size == 0 {
+            return damaged("its trailer says that it is a layer of a disk of 0 bytes".to_owned());
+        }
+        // In order: the last one ends last.
+        let last = self.index.len().checked_sub(1).and_then(|number| self.index.get(number));
+        match last {
+            Some(mapping) if mapping.end() > size / SECTOR_BYTES => damaged(format!(
+                "it maps sectors {} to {}, but a disk of {size} bytes ends at sector {}",
+                mapping.offset,
+                mapping.end(),
+                size / SECTOR_BYTES
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Fills `buffer` from byte `offset` of the blob on, which must come from a mapping.
     ///
     /// # Errors

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! info    open ─▶ what header, index and wrapping say
-//! verify  open ─▶ read all that is stored                    per file: ok, or what is damaged where
-//! export  open all ─▶ verify all ─▶ read the stack ─▶ raw file      ┐ `copy`: a new file, complete or absent
+//! verify  open ─▶ its size ─▶ read all that is stored         per file: ok, or what is damaged where
+//! export  open all ─▶ their order ─▶ verify all ─▶ read the stack ─▶ raw file      ┐ `copy`: a new file, complete or absent
 //! import  raw file ─▶ layer, compressed, in an archive              ┘
 //! ```
 //! Owns the threads that read, which end with the process. Must not know formats: the storage engine does.
@@ -67,6 +67,7 @@ impl Opened {
 
     /// Reads it to its end. Adds to `done` the share of the file's bytes that was read.
     fn verify(&self, done: &AtomicU64) -> Result<(), StorageError> {
+        self.layer.check_size()?;
         let (mut read, mut told) = (0_u64, 0_u64);
         self.unwrapped.verify(|bytes| {
             read += bytes;
@@ -173,7 +174,7 @@ fn form_name(form: Form) -> &'static str {
 async fn info(printer: Printer, arguments: LayerInfoArguments) -> Result<Exit, Failure> {
     let opening = move |_done| {
         let opened = arguments.files.iter().map(|path| Opened::open(path, &cache()));
-        Ok(opened.map(|opened| opened.map(|opened| Description::new(&opened))).collect())
+        Ok::<_, Failure>(opened.map(|opened| opened.map(|opened| Description::new(&opened))).collect())
     };
     let opened: Vec<Result<Description, StorageError>> = working(printer, None, opening).await?;
     let mut failed = None;
@@ -216,7 +217,7 @@ async fn verify(printer: Printer, arguments: LayerVerifyArguments) -> Result<Exi
             let error = outcome.err().map(|error| error.to_string());
             Judgement { file: path.display().to_string(), ok: error.is_none(), error }
         };
-        Ok(arguments.files.iter().map(judge).collect())
+        Ok::<_, Failure>(arguments.files.iter().map(judge).collect())
     };
     let judgements: Vec<Judgement> = working(printer, Some(total), reading).await?;
     let damaged = judgements.iter().filter(|judgement| !judgement.ok).count();
@@ -237,10 +238,10 @@ async fn verify(printer: Printer, arguments: LayerVerifyArguments) -> Result<Exi
 
 /// Does something long on another thread; shows how far it is, counted in bytes by the work itself, of `total`. Ends at
 /// once when a person asks for it: the work must then own nothing that needs to be cleaned up.
-async fn working<T: Send + 'static>(
+async fn working<T: Send + 'static, E: Into<Failure> + Send + 'static>(
     printer: Printer,
     total: Option<u64>,
-    work: impl FnOnce(Arc<AtomicU64>) -> Result<T, StorageError> + Send + 'static,
+    work: impl FnOnce(Arc<AtomicU64>) -> Result<T, E> + Send + 'static,
 ) -> Result<T, Failure> {
     let mut interrupts = Interrupts::catch()?;
     let done = Arc::new(AtomicU64::new(0));
@@ -252,7 +253,7 @@ async fn working<T: Send + 'static>(
         tokio::select! {
             ended = &mut work => {
                 return match ended {
-                    Ok(result) => result.map_err(Failure::from),
+                    Ok(result) => result.map_err(E::into),
                     Err(error) => Err(Failure::new(format!("the reading thread ended: {error}"))),
                 };
             }

@@ -220,19 +220,46 @@ fn the_order_of_layers_is_checked_when_asked_for() {
     check_order(&[]).unwrap();
     check_order(&[made(1, 0), made(2, 1), made(3, 2)]).unwrap();
     check_order(&[made(1, 9)]).unwrap();
+    // Nothing is said that could be wrong.
+    check_order(&[made(1, 0), made(2, 0)]).unwrap();
+    check_order(&[made(0, 0), made(2, 1), made(0, 2), made(0, 5)]).unwrap();
     let refused = [
         vec![made(1, 1)],
         vec![made(1, 0), made(2, 3)],
-        vec![made(1, 0), made(2, 0)],
-        vec![made(0, 0), made(2, 0)],
         vec![made(1, 0), made(1, 1)],
         vec![made(1, 2), made(2, 1)],
         vec![made(1, 0), made(2, 1), made(1, 2)],
+        // Upside down, each to its next, and one that is known to belong elsewhere.
+        vec![made(2, 1), made(1, 0)],
+        vec![made(3, 2), made(2, 1), made(1, 0)],
+        vec![made(1, 0), made(3, 2), made(2, 1)],
+        vec![made(1, 0), made(0, 0), made(2, 1)],
     ];
     for layers in refused {
         let error = check_order(&layers).unwrap_err();
-        assert!(matches!(error, StorageError::Damaged { .. }), "{error}");
+        assert!(matches!(error, StorageError::Unsupported { .. }), "{error}");
         LayerChain::new(layers).unwrap();
+    }
+}
+
+#[test]
+fn a_layer_with_mappings_behind_its_end_or_without_a_size_is_damage() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("layer");
+    let (chain, _) = stack(&[(vec![Operation { start: 3, length: 90, data: Some(1) }], 0, ALL)]);
+    write_layer_file(Source::Image(&chain), &LayerOptions::default(), &path).unwrap();
+    let whole = open(&path);
+    whole.check_size().unwrap();
+    let end = whole.index().iter().map(|mapping| mapping.end()).max().unwrap() * 512;
+    let mut bytes = std::fs::read(&path).unwrap();
+    let trailer = bytes.len() - 4096;
+    for (size, is_right) in [(end, true), (end - 512, false), (512, false), (0, false)] {
+        bytes[trailer + 48..trailer + 56].copy_from_slice(&size.to_le_bytes());
+        let checked = open_bytes(bytes.clone()).unwrap().check_size();
+        match is_right {
+            true => checked.unwrap(),
+            false => assert!(matches!(checked, Err(StorageError::Damaged { .. })), "{size}: {checked:?}"),
+        }
     }
 }
 

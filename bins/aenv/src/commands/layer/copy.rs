@@ -7,7 +7,7 @@ use super::{Opened, cache, total_bytes, working};
 use crate::arguments::{LayerCompression, LayerExportArguments, LayerImportArguments};
 use crate::failure::{Exit, Failure};
 use crate::output::Printer;
-use aenv_storage::chain::LayerChain;
+use aenv_storage::chain::{LayerChain, check_order};
 use aenv_storage::commit::{LayerOptions, Source};
 use aenv_storage::raw_image::{RawImage, write_raw};
 use aenv_storage::stored_form::{StoredForm, write_stored};
@@ -28,18 +28,25 @@ pub(crate) async fn export(printer: Printer, arguments: LayerExportArguments) ->
     let target = Target::new(&arguments.output, &arguments.layers)?;
     let file = target.file()?;
     let name = arguments.output.clone();
-    let layers = arguments.layers;
+    let (layers, any_order) = (arguments.layers, arguments.any_order);
     let total = total_bytes(&layers);
     let copying = move |done: Arc<AtomicU64>| {
         let cache = cache();
         let opened: Vec<Opened> =
-            layers.iter().map(|path| Opened::open(path, &cache)).collect::<Result<_, _>>()?;
+            layers.iter().map(|path| Opened::open(path, &cache)).collect::<Result<_, StorageError>>()?;
+        let stack: Vec<_> = opened.iter().map(|opened| opened.layer.clone()).collect();
+        if !any_order {
+            check_order(&stack).map_err(|error| {
+                let hint = "name the layers from the bottom to the top, or accept it with --any-order";
+                Failure::new(error.to_string()).with_hint(hint)
+            })?;
+        }
         for layer in &opened {
             layer.verify(&done)?;
         }
-        let chain = LayerChain::new(opened.iter().map(|opened| opened.layer.clone()).collect())?;
+        let chain = LayerChain::new(stack)?;
         let data_bytes = write_raw(&chain, &file, &name)?;
-        Ok((chain.size(), data_bytes))
+        Ok::<_, Failure>((chain.size(), data_bytes))
     };
     let (size, data_bytes) = working(printer, Some(total), copying).await?;
     target.complete()?;
