@@ -66,6 +66,7 @@ impl Failure {
             {
                 Error::NoCapacity(format!("{context}: {source}"))
             }
+            Cause::Journal(error @ JournalError::Full { .. }) => Error::NoCapacity(error.to_string()),
             Cause::NoCapacity(reason) => Error::NoCapacity(reason),
             cause @ Cause::Cancelled => Error::Conflict(cause.to_string()),
             cause => Error::Internal {

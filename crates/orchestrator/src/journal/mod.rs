@@ -29,8 +29,9 @@ pub(crate) use saves::{MemoryBinding, Present, Save, Saves, Start, Step};
 use crate::data_dir::DataDirLock;
 use crate::settings::StartError;
 use aenv_protocol::ids::SandboxId;
-use std::path::Path;
-use store::Store;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use store::{Store, StoreError};
 use tokio::sync::{mpsc, oneshot};
 
 /// Version of the tables and of the payload's meaning; a journal of another version is refused.
@@ -38,19 +39,12 @@ pub(crate) const SCHEMA_VERSION: u32 = 1;
 
 /// The journal could not be read or written.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("journal: {0}")]
-pub(crate) struct JournalError(String);
-
-impl From<rusqlite::Error> for JournalError {
-    fn from(error: rusqlite::Error) -> Self {
-        Self(error.to_string())
-    }
-}
-
-impl From<serde_json::Error> for JournalError {
-    fn from(error: serde_json::Error) -> Self {
-        Self(format!("payload: {error}"))
-    }
+pub(crate) enum JournalError {
+    #[error("journal: {0}")]
+    Failed(String),
+    /// What was to be journalled has not happened, and may when there is room.
+    #[error("no room for the journal {path}, {reason}: remove sandboxes or templates, or enlarge its disk")]
+    Full { path: PathBuf, reason: String },
 }
 
 type Job = Box<dyn FnOnce(&mut Store) + Send>;
@@ -59,6 +53,8 @@ type Job = Box<dyn FnOnce(&mut Store) + Send>;
 #[derive(Clone)]
 pub(crate) struct Journal {
     jobs: mpsc::UnboundedSender<Request>,
+    /// The file.
+    path: Arc<Path>,
 }
 
 enum Request {
@@ -90,8 +86,8 @@ impl Journal {
             })
             .map_err(|error| fail(format!("cannot start its thread: {error}")))?;
         match result.await {
-            Ok(Ok(())) => Ok(Self { jobs }),
-            Ok(Err(error)) => Err(fail(error.0)),
+            Ok(Ok(())) => Ok(Self { jobs, path: path.into() }),
+            Ok(Err(error)) => Err(fail(error.reason)),
             Err(_) => Err(fail("its thread ended".to_owned())),
         }
     }
@@ -142,16 +138,20 @@ impl Journal {
 
     async fn run<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&mut Store) -> Result<T, JournalError> + Send + 'static,
+        job: impl FnOnce(&mut Store) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, JournalError> {
         let (reply, answer) = oneshot::channel();
         let job: Job = Box::new(move |store| {
             // A caller that went away loses only the answer; the write is done.
             drop(reply.send(job(store)));
         });
-        let closed = || JournalError("it is closed".to_owned());
+        let closed = || JournalError::Failed("it is closed".to_owned());
         self.jobs.send(Request::Run(job)).map_err(|_| closed())?;
-        answer.await.map_err(|_| closed())?
+        let done = answer.await.map_err(|_| closed())?;
+        done.map_err(|StoreError { reason, is_full }| match is_full {
+            true => JournalError::Full { path: self.path.to_path_buf(), reason },
+            false => JournalError::Failed(reason),
+        })
     }
 }
 

@@ -1,11 +1,42 @@
 //! The journal's SQLite file, as blocking calls. Used by the journal's thread only.
 
+use super::SCHEMA_VERSION;
 use super::record::{Role, VmRecord};
-use super::{JournalError, SCHEMA_VERSION};
 use crate::lifecycle::Phase;
 use aenv_protocol::ids::SandboxId;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, ffi, params};
 use std::path::Path;
+
+/// The file could not be read or written.
+#[derive(Debug, Clone)]
+pub(super) struct StoreError {
+    /// What SQLite said.
+    pub(super) reason: String,
+    /// The filesystem has no room for it.
+    pub(super) is_full: bool,
+}
+
+impl StoreError {
+    fn new(reason: String) -> Self {
+        Self { reason, is_full: false }
+    }
+}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(error: rusqlite::Error) -> Self {
+        let is_full = error.sqlite_error().is_some_and(|error| {
+            // The second is the index of the write-ahead log that cannot grow.
+            error.code == ErrorCode::DiskFull || error.extended_code == ffi::SQLITE_IOERR_SHMSIZE
+        });
+        Self { reason: error.to_string(), is_full }
+    }
+}
+
+impl From<serde_json::Error> for StoreError {
+    fn from(error: serde_json::Error) -> Self {
+        Self::new(format!("payload: {error}"))
+    }
+}
 
 /// The open file.
 pub(super) struct Store {
@@ -13,7 +44,7 @@ pub(super) struct Store {
 }
 
 impl Store {
-    pub(super) fn open(path: &Path) -> Result<Self, JournalError> {
+    pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
         let connection = Connection::open(path)?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         connection.pragma_update(None, "synchronous", "NORMAL")?;
@@ -27,7 +58,7 @@ impl Store {
             None => store.set_meta("schema_version", &SCHEMA_VERSION.to_string())?,
             Some(version) if version == SCHEMA_VERSION.to_string() => {}
             Some(version) => {
-                return Err(JournalError(format!(
+                return Err(StoreError::new(format!(
                     "it has schema version {version}, this program knows version {SCHEMA_VERSION} only: use the \
                      program that wrote it, or move the file away after all its sandboxes are ended"
                 )));
@@ -42,7 +73,7 @@ impl Store {
         }
     }
 
-    pub(super) fn put(&mut self, record: &VmRecord) -> Result<(), JournalError> {
+    pub(super) fn put(&mut self, record: &VmRecord) -> Result<(), StoreError> {
         let payload = serde_json::to_string(record)?;
         self.connection
             .prepare_cached(
@@ -53,14 +84,14 @@ impl Store {
         Ok(())
     }
 
-    pub(super) fn put_durably(&mut self, record: &VmRecord) -> Result<(), JournalError> {
+    pub(super) fn put_durably(&mut self, record: &VmRecord) -> Result<(), StoreError> {
         self.connection.pragma_update(None, "synchronous", "FULL")?;
         let put = self.put(record);
         self.connection.pragma_update(None, "synchronous", "NORMAL")?;
         put
     }
 
-    pub(super) fn claim(&mut self, record: &VmRecord) -> Result<bool, JournalError> {
+    pub(super) fn claim(&mut self, record: &VmRecord) -> Result<bool, StoreError> {
         let payload = serde_json::to_string(record)?;
         let changed = self
             .connection
@@ -78,35 +109,41 @@ impl Store {
         Ok(changed == 1)
     }
 
-    pub(super) fn remove(&mut self, id: &SandboxId) -> Result<(), JournalError> {
+    pub(super) fn remove(&mut self, id: &SandboxId) -> Result<(), StoreError> {
         self.connection.prepare_cached("DELETE FROM vm WHERE id = ?1")?.execute([id.as_str()])?;
         Ok(())
     }
 
-    pub(super) fn all(&mut self) -> Result<Vec<VmRecord>, JournalError> {
+    pub(super) fn all(&mut self) -> Result<Vec<VmRecord>, StoreError> {
         let mut statement = self.connection.prepare("SELECT payload FROM vm ORDER BY id")?;
         let payloads = statement.query_map([], |row| row.get::<_, String>(0))?;
         payloads.map(|payload| Ok(serde_json::from_str(&payload?)?)).collect()
     }
 
-    pub(super) fn replace_boot_id(&mut self, boot_id: &str) -> Result<Option<String>, JournalError> {
+    pub(super) fn replace_boot_id(&mut self, boot_id: &str) -> Result<Option<String>, StoreError> {
         let before = self.meta("boot_id")?;
         self.set_meta("boot_id", boot_id)?;
         Ok(before)
     }
 
-    fn meta(&self, key: &str) -> Result<Option<String>, JournalError> {
+    fn meta(&self, key: &str) -> Result<Option<String>, StoreError> {
         Ok(self
             .connection
             .query_row("SELECT value FROM meta WHERE key = ?1", [key], |row| row.get(0))
             .optional()?)
     }
 
-    pub(super) fn set_meta(&self, key: &str, value: &str) -> Result<(), JournalError> {
+    pub(super) fn set_meta(&self, key: &str, value: &str) -> Result<(), StoreError> {
         self.connection.execute(
             "INSERT INTO meta(key, value) VALUES (?1, ?2) ON CONFLICT(key) DO UPDATE SET value = ?2",
             [key, value],
         )?;
         Ok(())
+    }
+
+    /// Lets the file have no more pages than so many.
+    #[cfg(test)]
+    pub(super) fn limit_pages(&mut self, pages: u32) -> Result<(), StoreError> {
+        Ok(self.connection.pragma_update(None, "max_page_count", pages)?)
     }
 }

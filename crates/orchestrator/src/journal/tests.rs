@@ -73,6 +73,25 @@ async fn a_journal_of_another_version_is_refused() {
 }
 
 #[tokio::test]
+async fn a_journal_without_room_says_so_and_where() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = DataDir::open(temporary.path()).unwrap();
+    let journal = open(&dir).await.unwrap();
+    journal.run(|store| store.limit_pages(4)).await.unwrap();
+    let mut numbers = 0..10_000;
+    let error = loop {
+        let id = format!("i{}", numbers.next().unwrap());
+        if let Err(error) = journal.put(&record(&id, Role::Sandbox, Phase::Starting)).await {
+            break error;
+        }
+    };
+    let JournalError::Full { path, .. } = &error else { panic!("{error}") };
+    assert_eq!(*path, dir.journal());
+    let failure = crate::stage::Failure::new("journal", error).into_error("a test");
+    assert!(matches!(failure, crate::error::Error::NoCapacity(_)), "{failure}");
+}
+
+#[tokio::test]
 async fn the_boot_is_remembered() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = DataDir::open(temporary.path()).unwrap();

@@ -5,6 +5,7 @@ use aenv_orchestrator::{CreateRequest, Error, LossCause, Settings, StartError, T
 use aenv_testkit::{Fault, Operation};
 use aenv_vmm::ExitCause;
 use std::collections::HashSet;
+use std::io::Write as _;
 use std::time::Duration;
 
 #[tokio::test]
@@ -264,6 +265,31 @@ async fn a_full_disk_and_a_full_queue_are_no_capacity() {
     node.shutdown().await;
     assert!(matches!(stuck.await.unwrap(), Err(Error::ShuttingDown)), "a shutdown undoes what is half-made");
     assert_eq!(world.host.counts(), NOTHING);
+}
+
+#[tokio::test]
+async fn a_host_without_room_for_the_journal_is_no_capacity_and_keeps_nothing() {
+    let world = World::prepared_small(8 << 20).await;
+    let node = world.start_with(Settings { min_free_bytes: 0, ..world.settings(0) }).await.unwrap();
+    let filler = world.path("data/filler");
+    let mut file = std::fs::File::create(&filler).unwrap();
+    while file.write_all(&[1; 4096]).is_ok() {}
+    // The write-ahead log may have pages left that it writes over.
+    let refused = loop {
+        match node.create(request()).await {
+            Ok(created) => node.kill(&created.sandbox.id).await.unwrap(),
+            Err(error) => break error,
+        }
+    };
+    let Error::NoCapacity(reason) = &refused else { panic!("{refused}") };
+    assert!(reason.contains(world.path("data").to_str().unwrap()) && reason.contains("remove"), "{reason}");
+    eventually("nothing is left", || world.host.counts() == NOTHING && world.sandbox_dirs().is_empty()).await;
+    drop(file);
+    std::fs::remove_file(&filler).unwrap();
+    let created = node.create(request()).await.unwrap();
+    node.kill(&created.sandbox.id).await.unwrap();
+    world.only(0).await;
+    node.shutdown().await;
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use aenv_protocol::ids::SandboxId;
 use aenv_testkit::{Counts, FakeHost, FakeSlots, FakeVmm};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,14 +20,49 @@ pub(crate) const NOTHING: Counts = Counts { vms: 0, slots: 0 };
 /// A data directory with the template `base`, on a host of its own.
 pub(crate) struct World {
     pub(crate) host: Arc<FakeHost>,
+    /// Of the data directory, when that is a small one.
+    _mounted: Option<Mounted>,
     directory: tempfile::TempDir,
     /// Whether its VMMs keep a log of writes.
     pub(crate) keeps_log: bool,
 }
 
+/// A file system of few bytes, unmounted when dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(path: PathBuf, bytes: u64) -> Self {
+        std::fs::create_dir(&path).unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"]).arg(&path);
+        assert!(mount.status().unwrap().success());
+        Self(path)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg("--lazy").arg(&self.0).status().unwrap();
+        assert!(unmounted.success() || std::thread::panicking());
+    }
+}
+
 impl World {
     pub(crate) fn new() -> Self {
-        let world = Self { host: FakeHost::new(), directory: tempfile::tempdir().unwrap(), keeps_log: false };
+        Self::on(None)
+    }
+
+    /// As [`Self::prepared`], with a data directory of so many bytes.
+    pub(crate) async fn prepared_small(bytes: u64) -> Self {
+        let world = Self::on(Some(bytes));
+        world.start(0).await.shutdown().await;
+        world
+    }
+
+    fn on(bytes: Option<u64>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mounted = bytes.map(|bytes| Mounted::new(directory.path().join("data"), bytes));
+        let world = Self { host: FakeHost::new(), _mounted: mounted, directory, keeps_log: false };
         for (file, content) in [("kernel", "k"), ("initramfs", "i"), ("rootfs", "r")] {
             std::fs::write(world.path(file), content).unwrap();
         }
