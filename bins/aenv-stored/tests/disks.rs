@@ -10,7 +10,9 @@ use aenv_storage::block_service::{
 };
 use daemon::{DISK_BYTES, Direct, Stored, content, name, request, stored_bytes};
 use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -231,6 +233,46 @@ async fn bad_requests_are_refused_and_leave_nothing() {
     assert!(outside.exists());
     // The name is free again.
     stored.disk("bad", &[raw]).await;
+}
+
+/// What is answered to a request by hand: its status and its body.
+fn answer(stored: &Stored, method: &str, path: &str, body: &[u8]) -> (String, serde_json::Value) {
+    let mut socket = UnixStream::connect(stored.run().join("stored.sock")).unwrap();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: s\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    socket.write_all(head.as_bytes()).unwrap();
+    // It may be refused before all of it was read; then the connection breaks after the answer.
+    let _refused_early = socket.write_all(body);
+    let mut bytes = Vec::new();
+    let _broken = socket.read_to_end(&mut bytes);
+    let text = String::from_utf8(bytes).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().to_owned();
+    (status, serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {text}")))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_refusal_has_the_form_of_an_error() {
+    let stored = Stored::start().await;
+    let large = vec![b' '; (1 << 20) + 1];
+    for (method, path, body, status, code) in [
+        ("POST", "/v1/disks", &large[..], "413", "invalid"),
+        ("POST", "/v1/images", &large, "413", "invalid"),
+        ("POST", "/v1/disks/d/seal", &large, "413", "invalid"),
+        ("POST", "/v1/gc", &large, "413", "invalid"),
+        ("POST", "/v1/disks", b"{", "400", "invalid"),
+        ("GET", "/v1/disks/%ff", b"", "400", "invalid"),
+        ("GET", "/v1/disks/D", b"", "400", "invalid"),
+        ("GET", "/v1/disks/none", b"", "404", "not_found"),
+        ("GET", "/none", b"", "404", "not_found"),
+        ("PUT", "/v1/disks", b"", "405", "invalid"),
+    ] {
+        let (found, error) = answer(&stored, method, path, body);
+        assert_eq!((found.as_str(), &error["code"]), (status, &code.into()), "{method} {path}: {error}");
+        assert!(!error["message"].as_str().unwrap().is_empty());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -16,6 +16,7 @@ use crate::identity::{self, Roots};
 use crate::rpc::with_causes;
 use aenv_protocol::envd::{ACCESS_TOKEN_HEADER, ENVD_VERSION, InitRequest};
 use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
@@ -28,8 +29,9 @@ use std::path::PathBuf;
 pub(crate) async fn greet(
     State(daemon): State<Daemon>,
     headers: HeaderMap,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Refusal> {
+    let body = body.map_err(|rejection| Refusal::new(rejection.status(), rejection.body_text()))?;
     let greeting: InitRequest = if body.is_empty() {
         InitRequest::default()
     } else {

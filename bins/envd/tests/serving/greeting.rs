@@ -87,6 +87,8 @@ fn bad_greetings_are_refused() {
         let refused = daemon.request("POST", "/init", &[], bad.as_bytes());
         assert_eq!((refused.status, &refused.json()["code"]), (400, &json!(400)), "{bad}");
     }
+    let refused = daemon.request("POST", "/init", &[], &vec![b' '; 3 << 20]);
+    assert_eq!((refused.status, &refused.json()["code"]), (413, &json!(413)));
     assert_eq!(daemon.request("POST", "/init", &[], b"").status, 204);
 }
 
