@@ -76,6 +76,11 @@ impl Directories {
         }
     }
 
+    /// The data directory, without links.
+    pub(crate) fn data(&self) -> &Path {
+        &self.data
+    }
+
     pub(crate) fn storage(&self) -> PathBuf {
         self.data.join("storage")
     }

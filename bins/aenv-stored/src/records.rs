@@ -8,7 +8,8 @@
 //! ```
 //! Each arrow to a state is a replaced file, written before anything that depends on it. A disk's record is made durable with
 //! the first flush of the disk, and with whatever of it is asked to be durable: until then nothing of it has to survive a power
-//! cut. Kept is durable before files go.
+//! cut. Kept is durable before files go. Files of layers are named relative to the data directory, which may be moved; in version 1
+//! they were named absolutely, which is read as well.
 //! Owns the format. Must not know what a layer is.
 
 use crate::directories::{Directories, replace_file};
@@ -18,8 +19,10 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::Path;
 
-/// Version of both kinds of records. Others are refused.
-const VERSION: u32 = 1;
+/// Version of both kinds of records that are written.
+const VERSION: u32 = 2;
+/// The oldest one that is read. Others are refused.
+const OLDEST: u32 = 1;
 
 /// Where a record stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +77,8 @@ impl DiskRecord {
 
     /// Writes it as its disk's record.
     pub(crate) fn write(&self, directories: &Directories) -> Result<(), Failure> {
-        write(&directories.disk_record(&self.name), self)
+        let layers = relative(&self.layers, directories);
+        write(&directories.disk_record(&self.name), &Self { layers, ..self.clone() })
     }
 
     /// Whether it has the same content as `other`, whatever its number and stage.
@@ -89,12 +93,47 @@ impl ImageRecord {
 
     /// Writes it as its image's record.
     pub(crate) fn write(&self, directories: &Directories) -> Result<(), Failure> {
-        write(&directories.image_record(&self.name), self)
+        let layers = relative(&self.layers, directories);
+        write(&directories.image_record(&self.name), &Self { layers, ..self.clone() })
     }
 
     /// Whether it has the same content as `other`, whatever its number and stage.
     pub(crate) fn is_same_image(&self, other: &Self) -> bool {
         (&self.layers, self.owner, self.exported) == (&other.layers, other.owner, other.exported)
+    }
+}
+
+fn relative(layers: &[LayerRef], directories: &Directories) -> Vec<LayerRef> {
+    layers.iter().map(|layer| layer.relative_to(directories.data())).collect()
+}
+
+/// What both kinds have.
+trait Record {
+    fn identity(&self) -> (u32, &Name);
+
+    /// As it is worked with, after it was read.
+    fn present(self, data: &Path) -> Self;
+}
+
+impl Record for DiskRecord {
+    fn identity(&self) -> (u32, &Name) {
+        (self.version, &self.name)
+    }
+
+    fn present(self, data: &Path) -> Self {
+        let layers = self.layers.iter().map(|layer| layer.clone().resolve(data)).collect();
+        Self { version: VERSION, layers, ..self }
+    }
+}
+
+impl Record for ImageRecord {
+    fn identity(&self) -> (u32, &Name) {
+        (self.version, &self.name)
+    }
+
+    fn present(self, data: &Path) -> Self {
+        let layers = self.layers.iter().map(|layer| layer.clone().resolve(data)).collect();
+        Self { version: VERSION, layers, ..self }
     }
 }
 
@@ -113,7 +152,7 @@ pub(crate) enum Found<R> {
 pub(crate) fn read_disks(directories: &Directories) -> Result<Vec<Found<DiskRecord>>, Failure> {
     let read = |name: Name| match std::fs::read(directories.disk_record(&name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Orphan(name),
-        content => understand(content, name, |record: &DiskRecord| (record.version, record.name.clone())),
+        content => understand::<DiskRecord>(content, name, directories.data()),
     };
     Ok(names(&directories.disks(), "")?.into_iter().map(read).collect())
 }
@@ -128,7 +167,7 @@ pub(crate) fn read_images(directories: &Directories) -> Result<Vec<Found<ImageRe
     }
     let read = |name: Name| {
         let content = std::fs::read(directories.image_record(&name));
-        understand(content, name, |record: &ImageRecord| (record.version, record.name.clone()))
+        understand::<ImageRecord>(content, name, directories.data())
     };
     Ok(names(&directories.images(), ".json")?.into_iter().map(read).collect())
 }
@@ -148,10 +187,10 @@ fn names(directory: &Path, suffix: &str) -> Result<Vec<Name>, Failure> {
     Ok(names)
 }
 
-fn understand<R: for<'a> Deserialize<'a>>(
+fn understand<R: Record + for<'a> Deserialize<'a>>(
     content: io::Result<Vec<u8>>,
     name: Name,
-    identity: impl Fn(&R) -> (u32, Name),
+    data: &Path,
 ) -> Found<R> {
     let parsed = content.map_err(|error| error.to_string()).and_then(|content| {
         serde_json::from_slice::<R>(&content)
@@ -159,11 +198,15 @@ fn understand<R: for<'a> Deserialize<'a>>(
     });
     match parsed {
         Err(reason) => Found::Unreadable(name, reason),
-        Ok(record) => match identity(&record) {
-            (VERSION, named) if named == name => Found::Record(record),
-            (VERSION, named) => Found::Unreadable(name, format!("its record is that of {named}")),
+        Ok(record) => match record.identity() {
+            (OLDEST..=VERSION, named) if *named == name => Found::Record(record.present(data)),
+            (OLDEST..=VERSION, named) => {
+                let reason = format!("its record is that of {named}");
+                Found::Unreadable(name, reason)
+            }
             (version, _) => {
-                Found::Unreadable(name, format!("its record has version {version}, not {VERSION}"))
+                let reason = format!("its record has version {version}, not {OLDEST} to {VERSION}");
+                Found::Unreadable(name, reason)
             }
         },
     }
@@ -204,13 +247,13 @@ mod tests {
         std::fs::write(directories.disks().join("c/record.json"), "").unwrap();
         std::fs::copy(directories.disks().join("a/record.json"), directories.disks().join("d/record.json"))
             .unwrap();
-        DiskRecord { version: 2, ..disk("e") }.write(&directories).unwrap();
+        DiskRecord { version: 3, ..disk("e") }.write(&directories).unwrap();
         std::fs::create_dir(directories.disks().join("Not ours")).unwrap();
         let found = read_disks(&directories).unwrap();
         assert_eq!(found.len(), 5);
         assert!(matches!(&found[0], Found::Record(record) if *record == disk("a")));
         assert!(matches!(&found[1], Found::Orphan(name) if name.as_str() == "b"));
-        for (found, text) in found[2..].iter().zip(["understood", "that of a", "version 2"]) {
+        for (found, text) in found[2..].iter().zip(["understood", "that of a", "version 3"]) {
             assert!(matches!(found, Found::Unreadable(_, reason) if reason.contains(text)), "{found:?}");
         }
     }

@@ -156,8 +156,8 @@ async fn read_templates(
                 .map_err(|error| fail("describe", &path, error))?;
             let image = template::find_image(&dir, &file, form)
                 .map_err(|error| fail("read", &dir.image(&file.rootfs_sha256), error))?;
-            let capture =
-                Capture::find(&path, &key).map_err(|error| fail("read a capture of", &path, error))?;
+            let capture = Capture::find(dir.root(), &path, &key)
+                .map_err(|error| fail("read a capture of", &path, error))?;
             let template = Template::new(file, path, image, key, standbys);
             template.measure();
             if let Some(capture) = capture {

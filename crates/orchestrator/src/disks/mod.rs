@@ -49,19 +49,24 @@ pub(crate) enum Base {
 }
 
 impl Base {
-    /// As it is written down in `directory`, which may be moved together with what is in it.
-    pub(crate) fn relative_to(&self, directory: &Path) -> Self {
+    /// As it is written down in `directory` of the data directory `data`, either of which may be moved together with what is in
+    /// it.
+    pub(crate) fn relative_to(&self, directory: &Path, data: &Path) -> Self {
         match self {
             Self::File(path) => Self::File(path.strip_prefix(directory).unwrap_or(path).to_owned()),
-            Self::Layers(layers) => Self::Layers(layers.clone()),
+            Self::Layers(layers) => {
+                Self::Layers(layers.iter().map(|layer| layer.relative_to(data)).collect())
+            }
         }
     }
 
-    /// As it was written down in `directory`.
-    pub(crate) fn resolve(self, directory: &Path) -> Self {
+    /// As it was written down there. Earlier versions wrote down layers with absolute paths.
+    pub(crate) fn resolve(self, directory: &Path, data: &Path) -> Self {
         match self {
             Self::File(path) => Self::File(directory.join(path)),
-            Self::Layers(layers) => Self::Layers(layers),
+            Self::Layers(layers) => {
+                Self::Layers(layers.into_iter().map(|layer| layer.resolve(data)).collect())
+            }
         }
     }
 }

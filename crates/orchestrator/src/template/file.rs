@@ -102,14 +102,15 @@ impl Capture {
         CaptureFiles { memory: directory.join("memory"), state: directory.join("state") }
     }
 
-    /// The whole capture of `key`, if there is one.
-    pub(crate) fn find(template_dir: &Path, key: &str) -> Result<Option<Self>> {
+    /// The whole capture of `key` of a template in the data directory `data`, if there is one.
+    pub(crate) fn find(data: &Path, template_dir: &Path, key: &str) -> Result<Option<Self>> {
         let directory = Self::directory(template_dir, key);
         match std::fs::read(directory.join("capture.json")) {
             Ok(content) => {
                 let file: CaptureFile = serde_json::from_slice(&content)?;
                 let (key, files) = (key.to_owned(), Self::files_in(&directory));
-                Ok((file.key == key).then_some(Self { key, files, disk: file.disk.resolve(&directory) }))
+                let disk = file.disk.resolve(&directory, data);
+                Ok((file.key == key).then_some(Self { key, files, disk }))
             }
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -200,6 +201,9 @@ pub(super) fn stored_bytes(dir: &Path) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use aenv_storage::block_service::LayerRef;
+    use aenv_vmm::CaptureBase;
+    use std::time::Duration;
 
     fn template() -> TemplateFile {
         TemplateFile {
@@ -256,10 +260,47 @@ mod tests {
         assert_eq!(remove_stale_captures(temporary.path(), "present", &used).unwrap(), ["stale"]);
         assert!(Capture::directory(temporary.path(), "used").exists());
         assert_eq!(
-            Capture::find(temporary.path(), "present").unwrap().map(|_| ()),
+            Capture::find(temporary.path(), temporary.path(), "present").unwrap().map(|_| ()),
             None,
             "it has no capture.json"
         );
+    }
+
+    #[test]
+    fn a_capture_is_found_where_the_data_directory_was_moved_to() {
+        let temporary = tempfile::tempdir().unwrap();
+        let (old, new) = (temporary.path().join("old"), temporary.path().join("new"));
+        let directory = Capture::directory(&old.join("templates/t1"), "k");
+        std::fs::create_dir_all(&directory).unwrap();
+        let layers = |data: &Path| {
+            let top = LayerRef::Top { disk: "ivm".parse().unwrap(), top: "t".parse().unwrap() };
+            Base::Layers(vec![LayerRef::Raw { raw: data.join("storage/layers/r.raw") }, top])
+        };
+        let whole = |disk: Base| CaptureFile {
+            key: "k".to_owned(),
+            vmm: identity(),
+            disk,
+            created_at: jiff::Timestamp::UNIX_EPOCH,
+            report: CaptureReport {
+                base: CaptureBase::Nothing,
+                changed_pages: 0,
+                zero_pages: 0,
+                state_bytes: 0,
+                state_time: Duration::ZERO,
+                memory_time: Duration::ZERO,
+            },
+        };
+        let write = |file: &CaptureFile| {
+            std::fs::write(directory.join("capture.json"), serde_json::to_vec(file).unwrap()).unwrap();
+        };
+        let found = |data: &Path| Capture::find(data, &data.join("templates/t1"), "k").unwrap().unwrap().disk;
+        // As earlier versions wrote it.
+        write(&whole(layers(&old)));
+        assert_eq!(found(&old), layers(&old));
+        write(&whole(layers(&old).relative_to(&directory, &old)));
+        assert_eq!(found(&old), layers(&old));
+        std::fs::rename(&old, &new).unwrap();
+        assert_eq!(found(&new), layers(&new));
     }
 
     #[test]

@@ -127,7 +127,7 @@ async fn keep(
     let file = CaptureFile {
         key: key.clone(),
         vmm: node.parts.vmm.identity().clone(),
-        disk: disk.relative_to(directory),
+        disk: disk.relative_to(directory, node.dir.root()),
         created_at: jiff::Timestamp::now(),
         report,
     };

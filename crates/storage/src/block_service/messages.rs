@@ -17,7 +17,7 @@
 
 use super::Name;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// One layer of a disk or image. In JSON `{"file": PATH}`, `{"raw": PATH}` or `{"disk": NAME, "top": NAME}`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -40,6 +40,29 @@ pub enum LayerRef {
         /// Its sealed top, as [`Sealed`] told it.
         top: Name,
     },
+}
+
+impl LayerRef {
+    /// As it is written down in `directory`, which may be moved with all that lies in it.
+    #[must_use]
+    pub fn relative_to(&self, directory: &Path) -> Self {
+        let relative = |path: &Path| path.strip_prefix(directory).unwrap_or(path).to_owned();
+        match self {
+            Self::File { file } => Self::File { file: relative(file) },
+            Self::Raw { raw } => Self::Raw { raw: relative(raw) },
+            top @ Self::Top { .. } => top.clone(),
+        }
+    }
+
+    /// What [`LayerRef::relative_to`] wrote down, in the directory where that lies now. Absolute paths stay what they are.
+    #[must_use]
+    pub fn resolve(self, directory: &Path) -> Self {
+        match self {
+            Self::File { file } => Self::File { file: directory.join(file) },
+            Self::Raw { raw } => Self::Raw { raw: directory.join(raw) },
+            top @ Self::Top { .. } => top,
+        }
+    }
 }
 
 /// Makes a disk and exports it. Asked again with the same values, it is told as it is.
@@ -330,6 +353,23 @@ mod tests {
             assert!(parse(wrong.clone()).is_err(), "{wrong}");
         }
         assert_eq!(serde_json::to_value(top).unwrap(), json!({"disk": "d", "top": "t-1"}));
+    }
+
+    #[test]
+    fn layers_inside_of_a_directory_move_with_it() {
+        let (old, new) = (Path::new("/old"), Path::new("/new"));
+        let file = |path: &str| LayerRef::File { file: path.into() };
+        let raw = |path: &str| LayerRef::Raw { raw: path.into() };
+        let top = LayerRef::Top { disk: "d".parse().unwrap(), top: "t".parse().unwrap() };
+        for (before, after) in [
+            (file("/old/a/b"), file("/new/a/b")),
+            (raw("/old/a"), raw("/new/a")),
+            (raw("/older/a"), raw("/older/a")),
+            (top.clone(), top),
+        ] {
+            assert_eq!(before.relative_to(old).resolve(new), after);
+            assert_eq!(before.clone().resolve(new), before);
+        }
     }
 
     #[test]
