@@ -7,6 +7,7 @@ mod bench;
 mod check;
 mod data_area;
 mod fetch;
+mod fuzz;
 mod http;
 mod interrupted;
 mod ladder;
@@ -55,6 +56,8 @@ enum Task {
     /// Measure the running node, or the storage alone
     #[command(subcommand)]
     Bench(Bench),
+    /// Run the fuzzers of what reads layer files, under libFuzzer; needs a nightly toolchain
+    Fuzz(fuzz::Options),
     /// What this machine offers, what was chosen and why
     Doctor,
 }
@@ -95,6 +98,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Bench(Bench::Create(options)) => bench::create(&project, &options)?,
         Task::Bench(Bench::Pause(options)) => bench::pause::run(&project, &options)?,
         Task::Bench(Bench::Storage(options)) => bench::storage::run(&project, &options)?,
+        Task::Fuzz(options) => fuzz::run(&project, &options)?,
         Task::Doctor => up::doctor(&project)?,
     }
     Ok(ExitCode::SUCCESS)
