@@ -6,6 +6,7 @@
 use crate::client::Client;
 use crate::resources::Resources;
 use anyhow::{Context, Result, bail};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// From start to a ready template, a boot without virtualisation on a loaded machine included.
 const READY_LIMIT: Duration = Duration::from_secs(240);
+/// First letters of the names of the images that keep the disks of captures.
+const CAPTURES: &[u8] = b"c-";
 
 /// What a node is started with.
 #[derive(Debug, Clone)]
@@ -33,23 +36,48 @@ pub struct NodeSettings {
     pub launcher: Vec<String>,
 }
 
-/// Copies the templates of one data directory into another one: captures and images, blocks shared where that is possible.
+/// Copies the templates of one data directory into another one: captures with their disks, and images, blocks shared where that
+/// is possible.
 ///
 /// # Errors
 /// When a file cannot be copied.
 pub fn copy_templates(from: &Path, to: &Path) -> Result<()> {
     for (directory, parent) in [("templates", ""), ("storage/layers", "storage")] {
-        let parent = to.join(parent);
-        std::fs::create_dir_all(&parent).context("cannot make the data directory")?;
-        let status = Command::new("cp")
-            .args(["-a", "--reflink=auto", "--sparse=always"])
-            .arg(from.join(directory))
-            .arg(&parent)
-            .status()
-            .context("cannot run cp")?;
-        if !status.success() {
-            bail!("cannot copy {directory} of {}", from.display());
+        copy(from, to, Path::new(directory), Path::new(parent))?;
+    }
+    let Ok(images) = std::fs::read_dir(from.join("storage/images")) else {
+        // Disks are plain files there.
+        return Ok(());
+    };
+    let mut disks = BTreeSet::new();
+    for image in images {
+        let image = image.context("cannot list the images of the block service")?;
+        if !image.file_name().as_encoded_bytes().starts_with(CAPTURES) {
+            continue;
         }
+        let record = std::fs::read(image.path()).context("cannot read the record of a capture's disk")?;
+        let record: serde_json::Value =
+            serde_json::from_slice(&record).context("cannot understand the record of a capture's disk")?;
+        let layers = record["layers"].as_array().into_iter().flatten();
+        disks.extend(layers.filter_map(|layer| layer["disk"].as_str()).map(str::to_owned));
+        copy(from, to, &Path::new("storage/images").join(image.file_name()), Path::new("storage/images"))?;
+    }
+    // Deleted disks, of which only what captures are made of is left: nothing of them changes.
+    let disks = disks.iter().map(|disk| Path::new("storage/disks").join(disk));
+    disks.into_iter().try_for_each(|disk| copy(from, to, &disk, Path::new("storage/disks")))
+}
+
+fn copy(from: &Path, to: &Path, what: &Path, parent: &Path) -> Result<()> {
+    let parent = to.join(parent);
+    std::fs::create_dir_all(&parent).context("cannot make the data directory")?;
+    let status = Command::new("cp")
+        .args(["-a", "--reflink=auto", "--sparse=always"])
+        .arg(from.join(what))
+        .arg(&parent)
+        .status()
+        .context("cannot run cp")?;
+    if !status.success() {
+        bail!("cannot copy {} of {}", what.display(), from.display());
     }
     Ok(())
 }
