@@ -45,7 +45,7 @@ pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
     };
     let slots = LinuxSlots::start(slot_settings(&options)).await.context("cannot prepare networks")?;
     let slots = Arc::new(slots);
-    let parts = Parts { vmm: chosen.vmm, slots: slots.clone() };
+    let parts = Parts { vmm: chosen.vmm, slots: slots.clone(), journal: None };
     let orchestrator = match Orchestrator::start(orchestrator_settings(&options, guest, disks)?, parts).await
     {
         Ok(orchestrator) => orchestrator,

@@ -38,7 +38,9 @@ mod vm;
 pub use error::{Error, LossCause};
 pub use orchestrator::Orchestrator;
 pub use purge::{HeldDataDir, hold_data_dir};
-pub use settings::{Deadlines, DiskCopies, DiskSettings, GuestArtifacts, Parts, Settings, StartError};
+pub use settings::{
+    Deadlines, DiskCopies, DiskSettings, GuestArtifacts, JournalWatch, Parts, Settings, StartError,
+};
 pub use template::{ImportError, Imported, import_template};
 pub use view::{
     Collected, CreateRequest, Created, Dial, Durability, OnTimeout, PauseMode, PauseRequest, Paused,

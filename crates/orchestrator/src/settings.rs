@@ -2,6 +2,7 @@
 
 use aenv_network::Slots;
 use aenv_vmm::Vmm;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,18 @@ pub struct Parts {
     pub vmm: Arc<dyn Vmm>,
     /// Makes networks.
     pub slots: Arc<dyn Slots>,
+    /// Is shown every commit of the journal. None but where a test ends the node at one of them.
+    pub journal: Option<Arc<dyn JournalWatch>>,
+}
+
+/// Looks at the commits of the journal, on the journal's own thread: while it looks, nothing is written. When it breaks off,
+/// nothing ever is any more and the data directory is free, as if the process had been killed at that moment.
+pub trait JournalWatch: Send + Sync {
+    /// Something is about to be written.
+    fn before_commit(&self) -> ControlFlow<()>;
+
+    /// It is written, and whoever wanted it may know already.
+    fn after_commit(&self) -> ControlFlow<()>;
 }
 
 /// Files every guest of this node boots from.

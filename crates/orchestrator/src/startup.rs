@@ -39,7 +39,7 @@ pub(crate) async fn start(settings: Settings, parts: Parts) -> Result<Arc<Node>,
     .await?;
     let disks = disks::open(&settings.disks, &dir);
     disks.check().await?;
-    let journal = Journal::open(&dir.journal(), lock).await?;
+    let journal = Journal::open(&dir.journal(), lock, parts.journal.clone()).await?;
     let result = assemble(settings, parts, dir, disks, journal.clone()).await;
     if result.is_err() {
         // Frees the directory before the error is seen.

@@ -3,18 +3,23 @@
 //! It outlives the node under test, as a real host does: a test may drop the node's whole runtime in the middle of a
 //! call and start another node on the same data directory. Guests are real HTTP servers on a runtime of this host.
 //!
-//! Faults are planned for the n-th call of an operation, for the n-th call of any operation, or drawn from a seed.
+//! Faults are planned for the n-th call of an operation, for the n-th call of any operation, or drawn from a seed. Commits of the
+//! node's journal are calls too, but only hang, or are the moment at which something else dies.
 
+mod commits;
+
+use crate::fake_store::FakeStore;
+use crate::fake_vmm::process::{FakeProcess, Guest};
 use aenv_network::SlotName;
+use aenv_orchestrator::JournalWatch;
 use aenv_protocol::envd::InitRequest;
 use aenv_vmm::{Exit, ExitCause};
+use commits::Commits;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::watch;
-
-use crate::fake_vmm::process::{FakeProcess, Guest};
 
 /// A call that can go wrong. `Restore` is the start of a VMM process for a capture, `Load` the loading of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -38,6 +43,25 @@ pub enum Operation {
     Health,
     Init,
     Sync,
+    Commit,
+    LookAtStore,
+    CreateDisk,
+    FlushDisk,
+    SealDisk,
+    RewindDisk,
+    MakeDiskDurable,
+    DeleteDisk,
+    CreateImage,
+    DeleteImage,
+    CollectLayers,
+}
+
+impl Operation {
+    /// Whether it is a request to the block service.
+    #[must_use]
+    pub fn is_of_store(self) -> bool {
+        self >= Self::LookAtStore
+    }
 }
 
 /// How a call goes wrong.
@@ -49,8 +73,12 @@ pub enum Fault {
     HangBefore,
     /// The effect, but no answer, ever.
     LoseReply,
-    /// The effect and the answer, then the VM ends by itself.
+    /// The effect and the answer, then the VM ends by itself. Of the block service: the effect, and it ends instead of an answer.
     Die,
+    /// Every VM is killed; then the call is let in.
+    EndVms,
+    /// The block service is killed; then the call is let in. It is back a moment later.
+    EndStore,
 }
 
 /// What exists on the host.
@@ -68,6 +96,8 @@ enum When {
     Call(Operation, usize),
     /// The call number of all operations together.
     Any(usize),
+    /// The call number of all requests to the block service together.
+    Store(usize),
     /// Every call of one operation.
     Always(Operation),
 }
@@ -81,6 +111,8 @@ struct State {
     plan: Vec<(When, Fault)>,
     log: Vec<Operation>,
     random: Option<Random>,
+    /// None where disks are plain files.
+    store: Option<Arc<FakeStore>>,
 }
 
 #[derive(Default)]
@@ -98,6 +130,9 @@ pub struct FakeHost {
     runtime: Option<Runtime>,
     state: Mutex<State>,
     hung: watch::Sender<usize>,
+    /// How often everything was forgotten that hangs at a commit.
+    healed: Mutex<u64>,
+    healing: Condvar,
 }
 
 /// A call that has been let in; its reply may still be lost.
@@ -133,7 +168,13 @@ impl FakeHost {
             .enable_all()
             .build()
             .expect("a runtime for fake guests");
-        Arc::new(Self { runtime: Some(runtime), state: Mutex::default(), hung: watch::Sender::new(0) })
+        Arc::new(Self {
+            runtime: Some(runtime),
+            state: Mutex::default(),
+            hung: watch::Sender::new(0),
+            healed: Mutex::new(0),
+            healing: Condvar::new(),
+        })
     }
 
     /// What exists now.
@@ -157,6 +198,11 @@ impl FakeHost {
         self.state().plan.push((When::Any(nth), fault));
     }
 
+    /// Plans a fault for the `nth` request (from 0, counted from now) to the block service.
+    pub fn fail_store(&self, nth: usize, fault: Fault) {
+        self.state().plan.push((When::Store(nth), fault));
+    }
+
     /// Makes every call of an operation go wrong.
     pub fn fail_always(&self, operation: Operation, fault: Fault) {
         self.state().plan.push((When::Always(operation), fault));
@@ -167,11 +213,20 @@ impl FakeHost {
         self.state().random = Some(Random { state: seed | 1, one_in });
     }
 
-    /// Forgets every planned fault.
+    /// Forgets every planned fault. A journal that hangs at a commit ends: to be called when its node is gone, then.
     pub fn heal(&self) {
         let mut state = self.state();
         state.plan.clear();
         state.random = None;
+        drop(state);
+        *self.healed.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.healing.notify_all();
+    }
+
+    /// For the journal of a node on this host.
+    #[must_use]
+    pub fn journal_watch(self: &Arc<Self>) -> Arc<dyn JournalWatch> {
+        Arc::new(Commits::new(Arc::clone(self)))
     }
 
     /// The calls let in or refused so far, in order.
@@ -239,6 +294,12 @@ impl FakeHost {
         self.process(name).expect("a VM of that name").write(page, value);
     }
 
+    /// As [`Self::write`]; false when there is no such VM, or its guest does not run.
+    pub fn try_write(&self, name: &str, page: u64, value: u8) -> bool {
+        let process = self.process(name).filter(|process| process.is_running());
+        process.is_some_and(|process| process.try_write(page, value).is_ok())
+    }
+
     /// What the guest of a VM has in a page of its memory and in the same block of its disk.
     ///
     /// # Panics
@@ -270,9 +331,14 @@ impl FakeHost {
             .expect("the runtime lives as long as the host")
     }
 
+    pub(crate) fn set_store(&self, store: Arc<FakeStore>) {
+        self.state().store = Some(store);
+    }
+
     /// Lets a call in, or not.
     pub(crate) async fn begin(&self, operation: Operation) -> Result<Call<'_>, String> {
         let fault = self.draw(operation);
+        self.end_bystanders(fault);
         match fault {
             Some(Fault::Fail) => Err(format!("planned fault of {operation:?}")),
             Some(Fault::HangBefore) => self.hang().await,
@@ -291,7 +357,8 @@ impl FakeHost {
                     return true;
                 }
                 When::Call(other, _) if *other != operation => return true,
-                When::Call(_, left) | When::Any(left) => left,
+                When::Store(_) if !operation.is_of_store() => return true,
+                When::Call(_, left) | When::Any(left) | When::Store(left) => left,
             };
             if *left == 0 {
                 hit = hit.or(Some(*fault));
@@ -300,7 +367,26 @@ impl FakeHost {
             *left -= 1;
             true
         });
-        hit.or_else(|| state.random.as_mut().and_then(Random::draw))
+        let random = state.random.as_mut().filter(|_| operation != Operation::Commit);
+        hit.or_else(|| random.and_then(Random::draw))
+    }
+
+    /// Kills what a fault says that dies at the moment of a call.
+    fn end_bystanders(&self, fault: Option<Fault>) {
+        match fault {
+            Some(Fault::EndVms) => {
+                for name in self.vm_names() {
+                    self.end_vm(&name, ExitCause::VmmKilled, "planned kill");
+                }
+            }
+            Some(Fault::EndStore) => {
+                let store = self.state().store.clone();
+                if let Some(store) = store {
+                    store.kill();
+                }
+            }
+            _ => {}
+        }
     }
 
     async fn hang(&self) -> ! {

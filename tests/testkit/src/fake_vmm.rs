@@ -14,6 +14,7 @@ use aenv_vmm::{
     ProcessRecord, Vmm, VmmError,
 };
 use async_trait::async_trait;
+use memory::FakeMemory;
 use process::{FakeProcess, Guest};
 use std::path::Path;
 use std::sync::Arc;
@@ -55,7 +56,7 @@ impl FakeVmm {
         &self,
         operation: Operation,
         guest: Guest,
-        image: Option<&Path>,
+        memory: FakeMemory,
         placement: Placement,
     ) -> Result<Box<dyn Machine>, VmmError> {
         let start_error =
@@ -67,7 +68,7 @@ impl FakeVmm {
         if self.host.process(&placement.name).is_some() {
             return Err(start_error("a VM of that name runs".to_owned()));
         }
-        let process = FakeProcess::start(&self.host, &placement, guest, image)
+        let process = FakeProcess::start(&self.host, &placement, guest, memory)
             .map_err(|source| VmmError::Io { context: "starting a fake guest".to_owned(), source })?;
         self.host.add(Arc::clone(&process));
         if call.is_fatal() {
@@ -92,20 +93,22 @@ impl Vmm for FakeVmm {
         &self.identity
     }
 
-    async fn boot(&self, _spec: &MachineSpec, placement: Placement) -> Result<Box<dyn Machine>, VmmError> {
-        self.start(Operation::Boot, Guest::Running, None, placement).await
+    async fn boot(&self, spec: &MachineSpec, placement: Placement) -> Result<Box<dyn Machine>, VmmError> {
+        let memory = FakeMemory::new(spec.memory_mib, None);
+        self.start(Operation::Boot, Guest::Running, memory, placement).await
     }
 
     async fn prepare(
         &self,
-        _spec: &MachineSpec,
+        spec: &MachineSpec,
         capture: &CaptureFiles,
         placement: Placement,
     ) -> Result<Box<dyn Machine>, VmmError> {
         for path in [&capture.memory, &capture.state] {
             exists(path).map_err(|reason| VmmError::Start { program: "fake VMM".to_owned(), reason })?;
         }
-        self.start(Operation::Restore, Guest::None, Some(&capture.memory), placement).await
+        let memory = FakeMemory::new(spec.memory_mib, Some(&capture.memory));
+        self.start(Operation::Restore, Guest::None, memory, placement).await
     }
 
     async fn adopt(

@@ -3,6 +3,7 @@
 pub mod client;
 pub mod fake_host;
 pub mod fake_slots;
+pub mod fake_store;
 pub mod fake_vmm;
 pub mod node;
 pub mod pausing;
@@ -11,4 +12,5 @@ pub mod resources;
 pub use aenv_vmm::ExitCause;
 pub use fake_host::{Counts, FakeHost, Fault, Operation};
 pub use fake_slots::FakeSlots;
+pub use fake_store::FakeStore;
 pub use fake_vmm::FakeVmm;

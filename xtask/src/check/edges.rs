@@ -36,7 +36,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("aenv", &["aenv-protocol", "aenv-storage"]),
     // PID 1 of a guest needs modules, clock and random pool: docs/decisions/2026-11-30-envd-uses-sys.md
     ("envd", &["aenv-protocol", "aenv-sys"]),
-    ("aenv-testkit", &["aenv-network", "aenv-orchestrator", "aenv-protocol", "aenv-vmm"]),
+    ("aenv-testkit", &["aenv-network", "aenv-orchestrator", "aenv-protocol", "aenv-storage", "aenv-vmm"]),
     // The baseline of the benchmark drives VMMs and networks without a node.
     ("aenv-e2e", &["aenv-network", "aenv-protocol", "aenv-sys", "aenv-testkit", "aenv-vmm"]),
     ("xtask", &[]),

@@ -60,6 +60,7 @@ impl Harness {
         let parts = Parts {
             vmm: Arc::new(FakeVmm::new(Arc::clone(&host))),
             slots: Arc::new(FakeSlots::new(Arc::clone(&host))),
+            journal: None,
         };
         let orchestrator = Orchestrator::start(settings, parts).await.unwrap();
         let api = aenv_api::Settings {

@@ -16,7 +16,8 @@
 //! ```
 //! Whatever is killed in between, each may be asked again. A save belongs to the disk of its VM: images of saves whose VM has no
 //! disk any more, and layer files that no image names, are garbage. A layer file that was written and has no image yet is safe from
-//! the collection since that waits for it.
+//! the collection since that waits for it; and whoever removes a save waits for what is being written for its VM, also when nobody
+//! wants that any more: a thread that writes cannot be called back, and its file would be nobody's.
 
 mod saves;
 
@@ -30,10 +31,11 @@ use aenv_storage::block_service::{
     Client, CollectGarbage, CreateDisk, CreateImage, DiskState, LayerRef, Name, ServiceError,
 };
 use async_trait::async_trait;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
-use tokio::sync::RwLock;
+use tokio::sync::{OwnedMutexGuard, RwLock};
 
 /// Virtual size of every disk, far more than any filesystem on it is meant to have: a filesystem can grow online, a disk
 /// cannot. What was never written takes no room.
@@ -51,12 +53,29 @@ pub(crate) struct ServiceDisks {
     /// Where layer files lie.
     layers: PathBuf,
     /// Held shared by whoever writes a layer file until an image names it, alone by a collection.
-    writing: RwLock<()>,
+    writing: Arc<RwLock<()>>,
+    /// Of each VM whose saves are just being stored or removed: one after the other.
+    turns: Mutex<BTreeMap<SandboxId, Weak<tokio::sync::Mutex<()>>>>,
 }
 
 impl ServiceDisks {
     pub(crate) fn new(client: Client, layers: PathBuf) -> Self {
-        Self { client, layers, writing: RwLock::new(()) }
+        Self { client, layers, writing: Arc::default(), turns: Mutex::default() }
+    }
+
+    /// Waits until nobody else stores or removes saves of a VM.
+    async fn turn(&self, vm: &SandboxId) -> OwnedMutexGuard<()> {
+        let turn = {
+            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+            turns.retain(|_, turn| turn.strong_count() > 0);
+            let known = turns.get(vm).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let turn = Arc::default();
+                turns.insert(vm.clone(), Arc::downgrade(&turn));
+                turn
+            })
+        };
+        turn.lock_owned().await
     }
 }
 
@@ -245,7 +264,6 @@ mod tests {
     use hyper::server::conn::http1;
     use hyper::service::service_fn;
     use hyper_util::rt::TokioIo;
-    use std::sync::{Arc, Mutex};
     use tokio::net::UnixListener;
 
     /// Answers at a socket by `answer`, which is given method, path and body; remembers what it was asked. The answer `404` is one.

@@ -27,7 +27,7 @@ pub(crate) use record::{Loss, Role, Tenancy, VmRecord};
 pub(crate) use saves::{MemoryBinding, Present, Save, Saves, Start, Step};
 
 use crate::data_dir::DataDirLock;
-use crate::settings::StartError;
+use crate::settings::{JournalWatch, StartError};
 use aenv_protocol::ids::SandboxId;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -58,13 +58,24 @@ pub(crate) struct Journal {
 }
 
 enum Request {
-    Run(Job),
+    Run(Job, Effect),
     Close(oneshot::Sender<()>),
 }
 
+/// Whether a job changes anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Effect {
+    None,
+    Commit,
+}
+
 impl Journal {
-    /// Opens or makes the journal; `lock` is held until it is closed again.
-    pub(crate) async fn open(path: &Path, lock: DataDirLock) -> Result<Self, StartError> {
+    /// Opens or makes the journal; `lock` is held until it is closed again. Every commit is shown to `watch`.
+    pub(crate) async fn open(
+        path: &Path,
+        lock: DataDirLock,
+        watch: Option<Arc<dyn JournalWatch>>,
+    ) -> Result<Self, StartError> {
         let (jobs, requests) = mpsc::unbounded_channel();
         let (opened, result) = oneshot::channel();
         let fail = |reason: String| StartError::Journal { path: path.to_owned(), reason };
@@ -74,7 +85,7 @@ impl Journal {
             .spawn(move || match Store::open(&file) {
                 Ok(store) => {
                     if opened.send(Ok(())).is_ok() {
-                        serve(store, lock, requests);
+                        serve(store, lock, requests, watch.as_deref());
                     }
                 }
                 Err(error) => {
@@ -95,36 +106,36 @@ impl Journal {
     /// Writes a record, whether or not there is one of that id.
     pub(crate) async fn put(&self, record: &VmRecord) -> Result<(), JournalError> {
         let record = record.clone();
-        self.run(move |store| store.put(&record)).await
+        self.commit(move |store| store.put(&record)).await
     }
 
     /// As [`Self::put`]; survives a power cut when it returns.
     pub(crate) async fn put_durably(&self, record: &VmRecord) -> Result<(), JournalError> {
         let record = record.clone();
-        self.run(move |store| store.put_durably(&record)).await
+        self.commit(move |store| store.put_durably(&record)).await
     }
 
     /// Turns a standby into a sandbox that is being started; false when it is no standby (any more).
     pub(crate) async fn claim(&self, record: &VmRecord) -> Result<bool, JournalError> {
         let record = record.clone();
-        self.run(move |store| store.claim(&record)).await
+        self.commit(move |store| store.claim(&record)).await
     }
 
     /// Forgets a VM of which nothing is left.
     pub(crate) async fn remove(&self, id: &SandboxId) -> Result<(), JournalError> {
         let id = id.clone();
-        self.run(move |store| store.remove(&id)).await
+        self.commit(move |store| store.remove(&id)).await
     }
 
     /// Every record.
     pub(crate) async fn all(&self) -> Result<Vec<VmRecord>, JournalError> {
-        self.run(|store| store.all()).await
+        self.run(Effect::None, |store| store.all()).await
     }
 
     /// Notes the host's present boot; returns the one noted before.
     pub(crate) async fn replace_boot_id(&self, boot_id: &str) -> Result<Option<String>, JournalError> {
         let boot_id = boot_id.to_owned();
-        self.run(move |store| store.replace_boot_id(&boot_id)).await
+        self.commit(move |store| store.replace_boot_id(&boot_id)).await
     }
 
     /// Closes the file and frees the data directory; later calls fail.
@@ -136,8 +147,16 @@ impl Journal {
         }
     }
 
+    async fn commit<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Store) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, JournalError> {
+        self.run(Effect::Commit, job).await
+    }
+
     async fn run<T: Send + 'static>(
         &self,
+        effect: Effect,
         job: impl FnOnce(&mut Store) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, JournalError> {
         let (reply, answer) = oneshot::channel();
@@ -146,7 +165,7 @@ impl Journal {
             drop(reply.send(job(store)));
         });
         let closed = || JournalError::Failed("it is closed".to_owned());
-        self.jobs.send(Request::Run(job)).map_err(|_| closed())?;
+        self.jobs.send(Request::Run(job, effect)).map_err(|_| closed())?;
         let done = answer.await.map_err(|_| closed())?;
         done.map_err(|StoreError { reason, is_full }| match is_full {
             true => JournalError::Full { path: self.path.to_path_buf(), reason },
@@ -155,11 +174,27 @@ impl Journal {
     }
 }
 
-fn serve(mut store: Store, lock: DataDirLock, mut requests: mpsc::UnboundedReceiver<Request>) {
+fn serve(
+    mut store: Store,
+    lock: DataDirLock,
+    mut requests: mpsc::UnboundedReceiver<Request>,
+    watch: Option<&dyn JournalWatch>,
+) {
     let mut closer = None;
     while let Some(request) = requests.blocking_recv() {
         match request {
-            Request::Run(job) => job(&mut store),
+            Request::Run(job, effect) => match watch.filter(|_| effect == Effect::Commit) {
+                None => job(&mut store),
+                Some(watch) => {
+                    if watch.before_commit().is_break() {
+                        break;
+                    }
+                    job(&mut store);
+                    if watch.after_commit().is_break() {
+                        break;
+                    }
+                }
+            },
             Request::Close(done) => {
                 closer = Some(done);
                 break;

@@ -25,7 +25,7 @@ fn record(id: &str, role: Role, phase: Phase) -> VmRecord {
 }
 
 async fn open(dir: &DataDir) -> Result<Journal, StartError> {
-    Journal::open(&dir.journal(), dir.lock()?).await
+    Journal::open(&dir.journal(), dir.lock()?, None).await
 }
 
 #[tokio::test]

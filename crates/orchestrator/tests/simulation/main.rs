@@ -9,5 +9,6 @@ mod life;
 mod pause;
 mod pause_crash;
 mod pause_faults;
+mod walk;
 mod warm;
 mod world;

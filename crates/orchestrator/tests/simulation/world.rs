@@ -5,7 +5,7 @@ use aenv_orchestrator::{
     Parts, Settings, StartError, TemplateState, import_template,
 };
 use aenv_protocol::ids::SandboxId;
-use aenv_testkit::{Counts, FakeHost, FakeSlots, FakeVmm};
+use aenv_testkit::{Counts, FakeHost, FakeSlots, FakeStore, FakeVmm};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
@@ -25,6 +25,8 @@ pub(crate) struct World {
     directory: tempfile::TempDir,
     /// Whether its VMMs keep a log of writes.
     pub(crate) keeps_log: bool,
+    /// None where disks are files of the data directory.
+    pub(crate) store: Option<Arc<FakeStore>>,
 }
 
 /// A file system of few bytes, unmounted when dropped.
@@ -62,7 +64,8 @@ impl World {
     fn on(bytes: Option<u64>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mounted = bytes.map(|bytes| Mounted::new(directory.path().join("data"), bytes));
-        let world = Self { host: FakeHost::new(), _mounted: mounted, directory, keeps_log: false };
+        let world =
+            Self { host: FakeHost::new(), _mounted: mounted, directory, keeps_log: false, store: None };
         for (file, content) in [("kernel", "k"), ("initramfs", "i"), ("rootfs", "r")] {
             std::fs::write(world.path(file), content).unwrap();
         }
@@ -82,6 +85,15 @@ impl World {
         Self { keeps_log, ..Self::prepared().await }
     }
 
+    /// As [`Self::prepared_with`], with disks of a block service.
+    pub(crate) async fn with_store(keeps_log: bool) -> Self {
+        let world = Self::new();
+        let store = FakeStore::start(&world.host, world.directory.path());
+        let world = Self { keeps_log, store: Some(store), ..world };
+        world.start(0).await.shutdown().await;
+        world
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
@@ -92,7 +104,10 @@ impl World {
             standbys,
             warm: 0,
             min_free_bytes: 1,
-            disks: DiskSettings::Reflink(DiskCopies::FullCopyAllowed),
+            disks: match &self.store {
+                None => DiskSettings::Reflink(DiskCopies::FullCopyAllowed),
+                Some(store) => DiskSettings::Service(Box::new(store.client())),
+            },
             deadlines: Deadlines { settle: Duration::ZERO, ..Deadlines::default() },
             ..Settings::new("t", self.path("data"), guest, "this boot".to_owned())
         }
@@ -103,6 +118,7 @@ impl World {
         Parts {
             vmm: Arc::new(if self.keeps_log { vmm.keeping_log() } else { vmm }),
             slots: Arc::new(FakeSlots::new(Arc::clone(&self.host))),
+            journal: Some(self.host.journal_watch()),
         }
     }
 
@@ -165,6 +181,15 @@ impl World {
             saved.durability == Durability::Local && saved.pending.is_none()
         })
         .await;
+    }
+
+    /// What is stored for sandboxes that the node has forgotten, standbys included; to be looked at when there is none.
+    pub(crate) fn stored_leftovers(&self) -> Vec<String> {
+        let mut left = self.store.as_ref().map(|store| store.of_vms()).unwrap_or_default();
+        let layers = std::fs::read_dir(self.path("data/storage/layers")).unwrap();
+        let names = layers.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        left.extend(names.filter(|name| name.starts_with("memory-") || name.starts_with('.')));
+        left
     }
 
     pub(crate) fn vm_name(id: &SandboxId) -> String {

@@ -12,6 +12,8 @@ const PAGES: u64 = 16;
 
 /// The pages, and which of them were written since when.
 pub(crate) struct FakeMemory {
+    /// Of the file that it is captured to; all but a few pages of it are zeros.
+    bytes: u64,
     image: Option<PathBuf>,
     pages: BTreeMap<u64, u8>,
     since_start: BTreeSet<u64>,
@@ -21,9 +23,10 @@ pub(crate) struct FakeMemory {
 
 impl FakeMemory {
     /// All zeros, until the image is loaded.
-    pub(crate) fn new(image: Option<&Path>) -> Self {
+    pub(crate) fn new(mib: u64, image: Option<&Path>) -> Self {
         let image = image.map(Path::to_owned);
-        Self { image, pages: BTreeMap::new(), since_start: BTreeSet::new(), since_capture: None }
+        let bytes = (mib << 20).max(PAGES * PAGE);
+        Self { bytes, image, pages: BTreeMap::new(), since_start: BTreeSet::new(), since_capture: None }
     }
 
     pub(crate) fn load(&mut self) -> Result<()> {
@@ -72,7 +75,7 @@ impl FakeMemory {
 
     fn put(&mut self, to: &Path, pages: &BTreeSet<u64>) -> Result<u64> {
         let file = File::create_new(to)?;
-        file.set_len(PAGES * PAGE)?;
+        file.set_len(self.bytes)?;
         for page in pages {
             file.write_all_at(&[self.read(*page); PAGE as usize], page * PAGE)?;
         }

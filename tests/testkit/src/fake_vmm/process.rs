@@ -51,7 +51,7 @@ impl FakeProcess {
         host: &Arc<FakeHost>,
         placement: &Placement,
         guest: Guest,
-        image: Option<&Path>,
+        memory: FakeMemory,
     ) -> std::io::Result<Arc<Self>> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
         listener.set_nonblocking(true)?;
@@ -61,7 +61,7 @@ impl FakeProcess {
             name: placement.name.clone(),
             netns: placement.netns.clone(),
             disk: placement.disk.clone(),
-            memory: Mutex::new(FakeMemory::new(image)),
+            memory: Mutex::new(memory),
             record: ProcessRecord {
                 pid: 1_000_000 + number,
                 start_time: u64::from(number),
@@ -127,9 +127,12 @@ impl FakeProcess {
 
     pub(crate) fn write(&self, page: u64, value: u8) {
         assert!(self.is_running(), "a guest that stands still writes nothing");
+        self.try_write(page, value).expect("a write to the disk");
+    }
+
+    pub(crate) fn try_write(&self, page: u64, value: u8) -> std::io::Result<()> {
         locked(&self.memory).write(page, value);
-        let disk = std::fs::File::options().write(true).open(&self.disk).expect("the disk");
-        disk.write_all_at(&[value], page * 4096).expect("a write to the disk");
+        std::fs::File::options().write(true).open(&self.disk)?.write_all_at(&[value], page * 4096)
     }
 
     pub(crate) fn read(&self, page: u64) -> (u8, u8) {

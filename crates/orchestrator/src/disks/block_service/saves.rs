@@ -102,7 +102,8 @@ impl ServiceDisks {
         parts: &MemoryParts,
     ) -> Result<MemoryLayer, Cause> {
         let (path, keeper) = (self.layer_path(save), image_name(MEMORY, save)?);
-        let _writing = self.writing.read().await;
+        // Both go with the thread that writes, which goes on when this is given up.
+        let held = (self.turn(&save.vm).await, Arc::clone(&self.writing).read_owned().await);
         match self.client.image(&keeper).await {
             // It was stored, and the answer got lost.
             Ok(image) => {
@@ -122,9 +123,9 @@ impl ServiceDisks {
             };
             let (changes, bytes) = (parts.changes.as_path(), parts.bytes);
             let new = NewLayer { below: &below, start: &start, changes, over, bytes };
-            memory_chain::write(&new, &path, &Arc::new(BlockCache::new(CACHE_BYTES)))
+            Ok((memory_chain::write(&new, &path, &Arc::new(BlockCache::new(CACHE_BYTES)))?, held))
         });
-        let made = made.await?;
+        let (made, _held) = made.await?;
         let chain = MemoryChain { image: made.files.image, layers: made.files.layers };
         self.keep_layers(keeper, layers_of(&chain)).await?;
         Ok(MemoryLayer { chain, stored_bytes: made.summary.layer_bytes })
@@ -156,11 +157,11 @@ impl ServiceDisks {
     }
 
     pub(super) async fn remove_save(&self, save: &SaveName) -> Result<(), Cause> {
+        let _turn = self.turn(&save.vm).await;
         for kind in [MAPPED, MEMORY, DISK] {
             self.client.delete_image(&image_name(kind, save)?).await?;
         }
-        // A later save may lie on its layer, so that one takes it along: all that no image names goes. A VM has one save stored
-        // or removed at a time.
+        // A later save may lie on its layer, so that one takes it along: all that no image names goes.
         let images = self.client.images().await?.images;
         let layers = images.iter().flat_map(|image| &image.layers);
         let needed: BTreeSet<OsString> = layers
