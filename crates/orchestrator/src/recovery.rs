@@ -99,6 +99,7 @@ async fn settle(node: &Node, record: &mut VmRecord, rebooted: bool) {
         }
     }
     if record.phase == Phase::Paused {
+        pause_again(record);
         for save in record.saves.kept.iter().filter(|save| save.memory.is_some()) {
             saving::remove_changes(node, &record.id, save.number).await;
         }
@@ -122,6 +123,7 @@ async fn take_over(node: &Arc<Node>, record: VmRecord) {
         Phase::Paused | Phase::Resuming => adopt_saved(node, &mut vm, &tenancy).await,
         Phase::Starting | Phase::Lost | Phase::Killing => {}
     }
+    let tenancy = vm.record.tenancy.clone().unwrap_or(tenancy);
     let (deadline, _) = end_after(remaining(tenancy.end_at));
     let (sender, commands) = mpsc::channel(QUEUE);
     node.table.begin(&vm.record.id, sender);
@@ -149,7 +151,7 @@ async fn adopt_running(node: &Node, vm: &mut Vm, tenancy: &Tenancy) -> Option<He
         Ok(()) => tracing::info!(sandbox = %vm.record.id, "adopted"),
         Err(Trouble::Lost(loss)) if capturing && vm.record.saves.fall_back(loss.cause, |_| true) => {
             tracing::warn!(sandbox = %vm.record.id, cause = ?loss.cause, detail = %loss.detail, "the VMM died during a pause; the sandbox is as its last save is");
-            vm.record.phase = Phase::Paused;
+            pause_again(&mut vm.record);
             release(node, vm).await;
         }
         Err(Trouble::Lost(loss)) => note_loss(node, vm, loss).await,
@@ -183,7 +185,7 @@ async fn adopt_saved(node: &Node, vm: &mut Vm, tenancy: &Tenancy) {
         Ok(Some((held, false))) if is_captured => {
             (vm.slot, vm.machine) = (held.slot, held.machine);
             if resuming {
-                vm.record.phase = Phase::Paused;
+                pause_again(&mut vm.record);
                 note(node, vm).await;
             }
             return;
@@ -193,8 +195,17 @@ async fn adopt_saved(node: &Node, vm: &mut Vm, tenancy: &Tenancy) {
             tracing::warn!(sandbox = %vm.record.id, error = %cause, "the VMM of a paused sandbox does not answer; it will be resumed from what was saved");
         }
     }
-    vm.record.phase = Phase::Paused;
+    pause_again(&mut vm.record);
     release(node, vm).await;
+}
+
+/// It is as it was saved: its time ended then.
+fn pause_again(record: &mut VmRecord) {
+    record.phase = Phase::Paused;
+    let saved_at = record.saves.last().map(|save| save.saved_at);
+    if let (Some(tenancy), Some(saved_at)) = (&mut record.tenancy, saved_at) {
+        tenancy.end_at = saved_at;
+    }
 }
 
 /// Ends the VMM of a paused sandbox; what resists is left to its task.

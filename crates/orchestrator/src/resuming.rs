@@ -137,6 +137,9 @@ impl Resuming {
     async fn begin(&mut self, stages: &mut Stages) -> Result<(), Failure> {
         let mut record = self.vm.record.clone();
         record.phase = next(record.phase, Event::Resume)?;
+        // Its time, which was over when it was paused: the next process may find that it runs.
+        let (_, end_at) = end_after(self.request.timeout);
+        record.tenancy = Some(Tenancy { end_at, ..self.tenancy.clone() });
         stages.run("journal", self.node.settings.deadlines.step, self.node.journal.put(&record)).await?;
         self.vm.record = record;
         Ok(())
@@ -271,6 +274,7 @@ impl Resuming {
         let node = Arc::clone(&self.node);
         let Ok(phase) = lifecycle::next(self.vm.record.phase, Event::ResumeFailed) else { return };
         self.vm.record.phase = phase;
+        self.vm.record.tenancy = Some(self.tenancy.clone());
         if let Err(cause) = self.vm.release(&node).await {
             tracing::warn!(sandbox = %self.vm.record.id, error = %cause, "what a resume that failed left could not be removed; trying again");
             if let Err(failure) = self.vm.note(&node).await {

@@ -420,6 +420,8 @@ walks! {
     a_node_killed_after_any_step_with_memory: MEMORY, Victim::NodeAfter;
     a_node_killed_before_any_step_of_disks_alone: DISK_ALONE, Victim::NodeBefore;
     a_node_killed_after_any_step_of_disks_alone: DISK_ALONE, Victim::NodeAfter;
+    a_node_killed_before_any_step_of_a_fall_back: FALL_BACK, Victim::NodeBefore;
+    a_node_killed_after_any_step_of_a_fall_back: FALL_BACK, Victim::NodeAfter;
     a_node_killed_before_any_step_of_endings: ENDINGS, Victim::NodeBefore;
     a_node_killed_after_any_step_of_endings: ENDINGS, Victim::NodeAfter;
     a_block_service_killed_before_any_request_with_memory: MEMORY, Victim::StoreBefore;
