@@ -23,18 +23,14 @@ use crate::error::LossCause;
 use crate::journal::{Loss, Present, Role, Save, Start, Tenancy, VmRecord};
 use crate::lifecycle::{self, Event, Phase};
 use crate::node::Node;
-use crate::sandbox_task::{QUEUE, SandboxTask, end_after, remaining};
+use crate::sandbox_task::{LOST_FOR, QUEUE, SandboxTask, end_after, outlives_its_time, remaining};
 use crate::saving;
 use crate::settings::StartError;
 use crate::strays;
 use crate::view::Durability;
 use crate::vm::Vm;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::mpsc;
-
-/// How long a sandbox is known that was lost while it was paused.
-const LOST_FOR: Duration = Duration::from_secs(24 * 3600);
 
 /// Puts everything in order; the tasks of adopted sandboxes run when this returns.
 pub(crate) async fn recover(
@@ -92,8 +88,10 @@ async fn settle(node: &Node, record: &mut VmRecord, rebooted: bool) {
             let loss = Loss { cause: LossCause::HostRestarted, detail: "the host was restarted".to_owned() };
             tracing::warn!(sandbox = %record.id, cause = ?loss.cause, detail = %loss.detail, "sandbox lost");
             record.loss = Some(loss);
-            if was_saved && let Some(tenancy) = &mut record.tenancy {
-                // Its time stood still: whoever comes back for it is to learn what became of it.
+            if let Some(tenancy) = &mut record.tenancy
+                && (was_saved || outlives_its_time(tenancy))
+            {
+                // Its time stood still, or would have: whoever comes back for it is to learn what became of it.
                 tenancy.end_at = end_after(LOST_FOR).1;
             }
         }
@@ -227,5 +225,8 @@ async fn note_loss(node: &Node, vm: &mut Vm, loss: Loss) {
     tracing::warn!(sandbox = %vm.record.id, cause = ?loss.cause, detail = %loss.detail, "sandbox lost");
     vm.record.phase = Phase::Lost;
     vm.record.loss = Some(loss);
+    if let Some(tenancy) = vm.record.tenancy.as_mut().filter(|tenancy| outlives_its_time(tenancy)) {
+        tenancy.end_at = end_after(LOST_FOR).1;
+    }
     note(node, vm).await;
 }

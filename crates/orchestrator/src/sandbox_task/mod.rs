@@ -23,7 +23,7 @@ use crate::lifecycle::{Event, Phase};
 use crate::node::Node;
 use crate::pause::GrowingPause;
 use crate::saving;
-use crate::view::{PauseRequest, Paused, ResumeRequest, Resumed, SandboxView};
+use crate::view::{OnTimeout, PauseRequest, Paused, ResumeRequest, Resumed, SandboxView};
 use crate::vm::Vm;
 use aenv_vmm::{Exit, ExitCause, Machine};
 use std::pin::Pin;
@@ -41,6 +41,9 @@ pub(crate) const QUEUE: usize = 32;
 const AUTO_PAUSES: GrowingPause = GrowingPause::new(Duration::from_secs(1), Duration::from_secs(60));
 /// Pauses between attempts at ending the VMM of a paused sandbox.
 const RELEASE_PAUSES: GrowingPause = GrowingPause::new(Duration::from_secs(1), Duration::from_secs(60));
+/// How long a sandbox is known that was lost and that nothing would have ended: one that was paused, or was to be paused at the
+/// end of its time.
+pub(crate) const LOST_FOR: Duration = Duration::from_secs(24 * 3600);
 /// Stands for "never" where a time cannot be represented.
 const FAR_FUTURE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
@@ -110,6 +113,11 @@ pub(crate) fn end_after(timeout: Duration) -> (Instant, jiff::Timestamp) {
         .and_then(|duration| jiff::Timestamp::now().checked_add(duration).ok())
         .unwrap_or(jiff::Timestamp::MAX);
     (Instant::now() + timeout, wall)
+}
+
+/// Whether the end of its time is not its end: whoever comes back later is to learn that it was lost.
+pub(crate) fn outlives_its_time(tenancy: &Tenancy) -> bool {
+    matches!(tenancy.on_timeout, OnTimeout::Pause(_))
 }
 
 /// What remains until a moment of the wall clock; zero when it is past.
@@ -327,6 +335,10 @@ impl SandboxTask {
         tracing::warn!(sandbox = %record.id, cause = ?loss.cause, detail = %loss.detail, "sandbox lost");
         record.phase = phase;
         record.loss = Some(loss);
+        if outlives_its_time(&self.tenancy) {
+            (self.deadline, self.tenancy.end_at) = end_after(LOST_FOR);
+            record.tenancy = Some(self.tenancy.clone());
+        }
         self.node.table.show(self.view(), None);
         self.ended.cancel();
         if let Err(error) = self.node.journal.put(&self.vm.record).await {

@@ -431,6 +431,8 @@ walks! {
     a_block_service_killed_before_any_request_of_a_fall_back: FALL_BACK, Victim::StoreBefore;
     a_block_service_killed_after_any_request_of_a_fall_back: FALL_BACK, Victim::StoreAfter;
     a_block_service_killed_after_any_request_of_endings: ENDINGS, Victim::StoreAfter;
+    vmms_killed_at_any_step_with_memory: MEMORY, Victim::Vmms;
+    vmms_killed_at_any_step_of_disks_alone: DISK_ALONE, Victim::Vmms;
     vmms_killed_at_any_step_of_a_fall_back: FALL_BACK, Victim::Vmms;
     vmms_killed_at_any_step_of_endings: ENDINGS, Victim::Vmms;
 }
