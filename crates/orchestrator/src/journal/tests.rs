@@ -77,7 +77,7 @@ async fn a_journal_without_room_says_so_and_where() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = DataDir::open(temporary.path()).unwrap();
     let journal = open(&dir).await.unwrap();
-    journal.run(|store| store.limit_pages(4)).await.unwrap();
+    journal.commit(|store| store.limit_pages(4)).await.unwrap();
     let mut numbers = 0..10_000;
     let error = loop {
         let id = format!("i{}", numbers.next().unwrap());
