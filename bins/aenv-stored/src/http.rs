@@ -105,7 +105,7 @@ async fn collect_garbage(State(service): Shared, Whole(body): Whole) -> Response
 }
 
 async fn wrong_method() -> Response {
-    refused(StatusCode::METHOD_NOT_ALLOWED, Failure::invalid("the route does not have this method"))
+    refused(StatusCode::METHOD_NOT_ALLOWED, &Failure::invalid("the route does not have this method"))
 }
 
 /// The body of a request. Refused in the form of all errors, as nobody else does.
@@ -117,9 +117,9 @@ impl<S: Send + Sync> FromRequest<S> for Whole {
     async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
         let told = |rejection: BytesRejection| match rejection.status() {
             status @ StatusCode::PAYLOAD_TOO_LARGE => {
-                refused(status, Failure::invalid(format!("the body is larger than {MAX_BODY_BYTES} bytes")))
+                refused(status, &Failure::invalid(format!("the body is larger than {MAX_BODY_BYTES} bytes")))
             }
-            status => refused(status, Failure::invalid(rejection.body_text())),
+            status => refused(status, &Failure::invalid(rejection.body_text())),
         };
         Bytes::from_request(request, state).await.map(Self).map_err(told)
     }
@@ -133,13 +133,13 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
         let told =
-            |rejection: PathRejection| refused(rejection.status(), Failure::invalid(rejection.body_text()));
+            |rejection: PathRejection| refused(rejection.status(), &Failure::invalid(rejection.body_text()));
         Path::from_request_parts(parts, state).await.map(|Path(name)| Self(name)).map_err(told)
     }
 }
 
 /// An answer of another status than the failure's code has.
-fn refused(status: StatusCode, failure: Failure) -> Response {
+fn refused(status: StatusCode, failure: &Failure) -> Response {
     (status, Json(failure.body())).into_response()
 }
 
