@@ -8,6 +8,7 @@
 //! | [`netns`] | network namespaces: make, open, remove, enter for one call, open sockets inside |
 //! | [`tap`] | persistent TAP devices |
 //! | [`process`] | pidfds, start times, detached spawning, waiting |
+//! | [`host_memory`] | how much memory the host has, has left, and waits for |
 //! | [`memory`] | which pages of another process were written, and reading them |
 //! | [`pages`] | memory that is page-aligned and never swapped out |
 //! | [`file`] | reflinks, holes, data extents, free space |
@@ -22,6 +23,7 @@ pub mod cgroup;
 pub mod file;
 pub mod fuse;
 pub mod guest;
+pub mod host_memory;
 pub mod memory;
 pub mod netns;
 pub mod pages;
