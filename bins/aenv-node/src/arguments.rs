@@ -192,7 +192,18 @@ pub(crate) struct ServeOptions {
     /// Sandboxes that may be starting cold at once; by default one more than there are processors
     #[arg(long, env = "AENV_MAX_STARTING")]
     pub(crate) max_starting: Option<usize>,
-    /// Seconds that a cold create may wait for its turn before it is refused
+    /// Requests that may wait for a place or for memory; more are refused at once
+    #[arg(long, env = "AENV_MAX_WAITING", default_value_t = 256)]
+    pub(crate) max_waiting: usize,
+    /// Memory, in MiB, that guests may have together: those that run, standbys, and paused ones whose VM is kept; by default
+    /// twice what the host, or the control group of the VMs, has. Standbys and paused ones give way before a request is refused
+    #[arg(long, env = "AENV_MEMORY_LIMIT_MIB", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) memory_limit_mib: Option<u64>,
+    /// Standbys and paused ones give way, too, while the host has fewer MiB available; 0: never; by default a twentieth of its
+    /// memory, at least 256
+    #[arg(long, env = "AENV_LOW_MEMORY_MIB")]
+    pub(crate) low_memory_mib: Option<u64>,
+    /// Seconds that a create or a cold resume may wait for its turn, and for memory, before it is refused
     #[arg(long, env = "AENV_START_WAIT_SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub(crate) start_wait_seconds: u32,
     /// Longest life time a client may ask for, in hours
@@ -251,6 +262,7 @@ mod tests {
             ("--subnet", "100.64.0.0"),
             ("--max-timeout-hours", "0"),
             ("--start-wait-seconds", "0"),
+            ("--memory-limit-mib", "0"),
             ("--disk-bytes-per-second", "0"),
             ("--driver", "xen"),
             ("--disks", "nbd"),

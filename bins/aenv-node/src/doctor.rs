@@ -1,6 +1,7 @@
 //! `doctor`: the facts of this machine as a report: what was chosen, why, and what to do about it.
 
 use crate::arguments::{DisksChoice, DoctorOptions};
+use crate::host_memory::Memory;
 use crate::stored;
 use crate::vmm;
 use aenv_daemon::say;
@@ -59,6 +60,7 @@ async fn examine(options: &DoctorOptions) -> Result<Report> {
         &options.instance.instance.to_string(),
         options.instance.vmm.cgroup.as_deref(),
     )));
+    checks.push(memory(options));
     checks.push(disks(options, &facts).await);
     checks.extend(disk(data_dir, &facts));
     Ok(Report { checks })
@@ -125,6 +127,27 @@ fn cgroups(inspected: Result<Outcome<Plan>, CgroupsError>) -> Check {
             degraded("cgroups", format!("{UNLIMITED}: {reason}"), &advice)
         }
         Err(error) => missing("cgroups", format!("{UNLIMITED}: {error}"), "see the message, and ask again"),
+    }
+}
+
+/// What guests may have together where nothing else was set.
+fn memory(options: &DoctorOptions) -> Check {
+    let figures = || -> Result<(u64, u64)> {
+        let memory = Memory::of(&options.instance)?;
+        Ok((memory.total_bytes()?, memory.limit_bytes(None)?))
+    };
+    match figures() {
+        Ok((total, limit)) => ok(
+            "memory",
+            format!(
+                "{} MiB for all VMs; guests may have {} MiB together, unless AENV_MEMORY_LIMIT_MIB says otherwise",
+                total >> 20,
+                limit >> 20
+            ),
+        ),
+        Err(error) => {
+            degraded("memory", format!("{error:#}"), "set AENV_MEMORY_LIMIT_MIB and AENV_LOW_MEMORY_MIB")
+        }
     }
 }
 

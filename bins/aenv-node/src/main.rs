@@ -5,6 +5,7 @@
 
 mod arguments;
 mod doctor;
+mod host_memory;
 mod instance_lock;
 mod purge;
 mod serve;

@@ -5,6 +5,7 @@
 //! ```
 
 use crate::arguments::ServeOptions;
+use crate::host_memory::Memory;
 use crate::instance_lock::InstanceLock;
 use crate::stored;
 use crate::vmm;
@@ -45,9 +46,10 @@ pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
     };
     let slots = LinuxSlots::start(slot_settings(&options)).await.context("cannot prepare networks")?;
     let slots = Arc::new(slots);
-    let parts = Parts { vmm: chosen.vmm, slots: slots.clone(), journal: None };
-    let orchestrator = match Orchestrator::start(orchestrator_settings(&options, guest, disks)?, parts).await
-    {
+    let memory = Memory::of(&options.instance)?;
+    let settings = orchestrator_settings(&options, guest, disks, &memory)?;
+    let parts = Parts { vmm: chosen.vmm, slots: slots.clone(), memory: Arc::new(memory), journal: None };
+    let orchestrator = match Orchestrator::start(settings, parts).await {
         Ok(orchestrator) => orchestrator,
         Err(error) => {
             slots.shutdown().await.context("cannot remove fresh networks")?;
@@ -115,6 +117,7 @@ fn orchestrator_settings(
     options: &ServeOptions,
     guest: GuestArtifacts,
     disks: DiskSettings,
+    memory: &Memory,
 ) -> Result<Settings> {
     let boot_id = host_boot_id().context("cannot read the host's boot id")?;
     let instance = options.instance.instance.to_string();
@@ -126,6 +129,9 @@ fn orchestrator_settings(
         Some(number) => number,
         None => std::thread::available_parallelism().context("cannot count processors")?.get() + 1,
     };
+    settings.max_waiting = options.max_waiting;
+    settings.memory_limit_bytes = memory.limit_bytes(options.memory_limit_mib)?;
+    settings.low_memory_bytes = memory.low_bytes(options)?;
     settings.deadlines.queue = Duration::from_secs(u64::from(options.start_wait_seconds));
     settings.max_timeout = max_timeout(options);
     settings.hot_for = Duration::from_secs(u64::from(options.hot_seconds));

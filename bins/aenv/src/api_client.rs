@@ -9,7 +9,7 @@ use crate::transport::{
 };
 use aenv_protocol::ids::SandboxId;
 use aenv_protocol::rest::{
-    CollectedGarbage, ConnectRequest, Durability, ListedSandbox, NewSandbox, PauseBody, Sandbox,
+    CollectedGarbage, ConnectRequest, Durability, ListedSandbox, NewSandbox, NodeStatus, PauseBody, Sandbox,
     SandboxDetail, Template, TimeoutRequest,
 };
 use bytes::Bytes;
@@ -210,6 +210,12 @@ impl ApiClient {
     /// All templates.
     pub(crate) async fn templates(&self) -> Result<Vec<Template>, ApiError> {
         let request = self.request(Method::GET, "/templates", None::<&()>)?;
+        self.ask(request, PATIENCE).await.and_then(|answer| self.read(&answer))
+    }
+
+    /// What the node has for sandboxes, and what of it is taken.
+    pub(crate) async fn node(&self) -> Result<NodeStatus, ApiError> {
+        let request = self.request(Method::GET, "/node", None::<&()>)?;
         self.ask(request, PATIENCE).await.and_then(|answer| self.read(&answer))
     }
 

@@ -297,10 +297,46 @@ fn doctor(node: &FakeNode, report: &str) -> fake::Ended {
     ended(command.stdin(Stdio::null()).output().unwrap())
 }
 
+/// Of a node with room for four guests of a GiB each.
+fn node_status(committed: u64, hot: u64) -> Value {
+    json!({
+        "memoryLimitBytes": 4_u64 << 30, "memoryCommittedBytes": committed << 30,
+        "memoryAvailableBytes": 2_u64 << 30, "memoryLowBytes": 1 << 30,
+        "starting": 1, "maxStarting": 3, "waiting": 0, "running": 1, "paused": 2, "hot": hot, "standbys": 0,
+    })
+}
+
+#[test]
+fn doctor_tells_how_full_the_node_is() {
+    for (status, expected) in [
+        (node_status(3, 1), "ok"),
+        // Whoever is hot gives way.
+        (node_status(4, 1), "ok"),
+        (node_status(4, 0), "degraded"),
+        (json!({"memoryCommittedBytes": "unknown"}), "degraded"),
+    ] {
+        let answered = status.clone();
+        let node = FakeNode::start(move |asked| match asked.path.as_str() {
+            "/health" => answer(200, "ok"),
+            "/node" => json_answer(200, &answered),
+            _ => json_answer(200, &json!([])),
+        });
+        let report: Value = serde_json::from_str(&doctor(&node, r#"{"checks":[]}"#).stdout).unwrap();
+        let check = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "capacity");
+        assert_eq!(check.unwrap()["status"], expected, "{status}");
+        let found = check.unwrap()["found"].as_str().unwrap();
+        assert!(
+            !status["hot"].is_u64() || found.contains("of 4.00 GiB; the host has 2.00 GiB left"),
+            "{found}"
+        );
+    }
+}
+
 #[test]
 fn doctor_adds_the_api_and_the_key_and_fails_only_on_what_is_missing() {
     let node = FakeNode::start(|asked| match asked.path.as_str() {
         "/health" => answer(200, "ok"),
+        "/node" => json_answer(200, &node_status(1, 1)),
         _ => json_answer(200, &json!([])),
     });
     let degraded = r#"{"checks":[{"name":"kvm","status":"degraded","found":"none","advice":"use KVM"}]}"#;
@@ -309,7 +345,7 @@ fn doctor_adds_the_api_and_the_key_and_fails_only_on_what_is_missing() {
     let report: Value = serde_json::from_str(&ended.stdout).unwrap();
     let names: Vec<&str> =
         report["checks"].as_array().unwrap().iter().filter_map(|check| check["name"].as_str()).collect();
-    assert_eq!(names, ["kvm", "api", "key"]);
+    assert_eq!(names, ["kvm", "api", "key", "capacity"]);
 
     let missing = r#"{"checks":[{"name":"qemu","status":"missing","found":"none","advice":"install it"}]}"#;
     assert_eq!(doctor(&node, missing).code, Some(1));

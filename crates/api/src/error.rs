@@ -1,6 +1,6 @@
 //! Every error answer of the control plane is made here, in one shape and by one exhaustive table.
 
-use aenv_orchestrator::{Error, LossCause};
+use aenv_orchestrator::{Error, LossCause, Shortage};
 use aenv_protocol::rest::{ApiError, code};
 use axum::Json;
 use axum::response::{IntoResponse, Response};
@@ -68,6 +68,16 @@ pub(crate) fn loss_word(cause: LossCause) -> &'static str {
     }
 }
 
+/// When it is worth to ask again a node that lacks something.
+fn seconds_until_better(shortage: &Shortage) -> u32 {
+    match shortage {
+        // Starts take moments; memory is there again when a sandbox ends, a disk when somebody does something about it.
+        Shortage::Places { .. } => 2,
+        Shortage::Memory { .. } => 10,
+        Shortage::Room(_) => 30,
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let (status, error_code, retry) = match &error {
@@ -90,7 +100,11 @@ impl From<Error> for Failure {
             }
             Error::IsPaused(_) => (StatusCode::CONFLICT, Some(code::PAUSED), Retry::Never),
             Error::Conflict(_) | Error::AlreadyPaused(_) => (StatusCode::CONFLICT, None, Retry::Never),
-            Error::NoCapacity(_) => (StatusCode::SERVICE_UNAVAILABLE, Some(code::CAPACITY), Retry::After(5)),
+            Error::NoCapacity(shortage) => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                Some(code::CAPACITY),
+                Retry::After(seconds_until_better(shortage)),
+            ),
             Error::ShuttingDown => {
                 (StatusCode::SERVICE_UNAVAILABLE, Some(code::SHUTTING_DOWN), Retry::After(5))
             }
@@ -126,6 +140,7 @@ impl IntoResponse for Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn the_words_of_a_loss_are_those_of_the_journal() {
@@ -143,10 +158,32 @@ mod tests {
     }
 
     #[test]
-    fn a_full_node_says_when_to_come_back() {
-        let response = Failure::from(Error::NoCapacity("disk".into())).into_response();
-        assert_eq!(response.status(), 503);
-        assert_eq!(response.headers()[RETRY_AFTER], "5");
-        assert!(response.headers().get(SHOULD_RETRY).is_none());
+    fn a_full_node_says_what_it_lacks_and_when_to_come_back() {
+        let waited = Duration::from_secs(30);
+        for (shortage, seconds, words) in [
+            (Shortage::Room("the disk is full".to_owned()), "30", "the disk is full"),
+            (
+                Shortage::Memory {
+                    needed_bytes: 1 << 29,
+                    committed_bytes: 3 << 30,
+                    limit_bytes: 13 << 28,
+                    waited,
+                },
+                "10",
+                "memory: 512 MiB needed, 3072 MiB committed of 3328 MiB, and nothing gave way within 30s",
+            ),
+            (
+                Shortage::Places { starting: 3, most: 3, waiting: 256, waited: Duration::ZERO },
+                "2",
+                "places: 3 sandboxes are being started of 3 at once, and 256 wait",
+            ),
+        ] {
+            let failure = Failure::from(Error::NoCapacity(shortage));
+            assert!(failure.message.contains(words), "{}", failure.message);
+            let response = failure.into_response();
+            assert_eq!(response.status(), 503);
+            assert_eq!(response.headers()[RETRY_AFTER], seconds);
+            assert!(response.headers().get(SHOULD_RETRY).is_none());
+        }
     }
 }

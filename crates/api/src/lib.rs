@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  accept ─▶ server ─┬─ aimed at a sandbox ─▶ proxy::forward ─▶ pool of the sandbox's lifecycle ─▶ guest port
-//!                    └─ everything else ────▶ router ─▶ auth ─▶ sandboxes | templates | storage ─▶ Orchestrator
+//!                    └─ everything else ────▶ router ─▶ auth ─▶ sandboxes | templates | storage | node ─▶ Orchestrator
 //! ```
 //!
 //! Owns the connections of clients and the kept connections into guests; all state of sandboxes is the orchestrator's.
@@ -12,6 +12,7 @@
 mod auth;
 mod error;
 mod extract;
+mod node;
 mod page;
 pub mod proxy;
 mod router;

@@ -2,7 +2,7 @@
 
 use crate::error::Failure;
 use crate::settings::Settings;
-use crate::{auth, sandboxes, storage, templates};
+use crate::{auth, node, sandboxes, storage, templates};
 use aenv_orchestrator::Orchestrator;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
@@ -37,6 +37,7 @@ pub fn router(orchestrator: Orchestrator, settings: Settings) -> Router {
         .route("/v2/templates", get(templates::list_v2))
         .route("/templates/aliases/{alias}", get(templates::find_alias))
         .route("/storage/gc", post(storage::collect_garbage))
+        .route("/node", get(node::show))
         .route_layer(from_fn_with_state(state.clone(), auth::require_key))
         .route("/health", get(health))
         .route_layer(from_fn(log_request))

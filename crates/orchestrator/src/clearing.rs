@@ -3,6 +3,7 @@
 //! Every step may be repeated, and is until it succeeds: an error is logged, tried again with growing pauses, and for as
 //! long as anything is left the row stays in the journal, so that the next process goes on where this one was killed.
 
+use crate::admission::Commitment;
 use crate::lifecycle::{self, Event, Phase};
 use crate::node::Node;
 use crate::pause::GrowingPause;
@@ -24,6 +25,8 @@ pub(crate) struct Remains {
     machine: Option<Arc<dyn Machine>>,
     slot: Option<SlotName>,
     saves: Vec<u64>,
+    /// Counted until its process has ended.
+    memory: Option<Arc<Commitment>>,
 }
 
 impl Remains {
@@ -34,6 +37,7 @@ impl Remains {
             machine: vm.machine.clone(),
             slot: vm.record.slot.clone(),
             saves: vm.record.saves.numbers(),
+            memory: vm.memory.clone(),
         }
     }
 }
@@ -63,8 +67,9 @@ pub(crate) async fn end_process(node: &Node, remains: &Remains) -> Result<(), Ca
 }
 
 /// One attempt at removing everything.
-async fn attempt(node: &Node, remains: &Remains, row: Row) -> Result<(), Cause> {
+async fn attempt(node: &Node, remains: &mut Remains, row: Row) -> Result<(), Cause> {
     end_process(node, remains).await?;
+    remains.memory = None;
     if let Some(slot) = &remains.slot {
         timed(node.settings.deadlines.step, node.parts.slots.release(slot)).await.0?;
     }
@@ -86,9 +91,9 @@ async fn attempt(node: &Node, remains: &Remains, row: Row) -> Result<(), Cause> 
 }
 
 /// Tries until everything is removed, or the node shuts down; then the next process goes on.
-pub(crate) async fn until_clear(node: Arc<Node>, remains: Remains, row: Row) {
+pub(crate) async fn until_clear(node: Arc<Node>, mut remains: Remains, row: Row) {
     let mut pauses = PAUSES;
-    while let Err(cause) = attempt(&node, &remains, row).await {
+    while let Err(cause) = attempt(&node, &mut remains, row).await {
         let pause = pauses.take();
         tracing::warn!(sandbox = %remains.id, error = %cause, again_in = ?pause, "something of a VM could not be removed");
         tokio::select! {
@@ -113,8 +118,9 @@ pub(crate) async fn note_end(node: &Node, vm: &mut Vm) {
 /// Removes a VM: once while the caller waits, what resists in the background.
 pub(crate) async fn discard(node: &Arc<Node>, mut vm: Vm) {
     note_end(node, &mut vm).await;
-    let remains = Remains::of_vm(&vm);
-    if let Err(cause) = attempt(node, &remains, Row::Remove).await {
+    let mut remains = Remains::of_vm(&vm);
+    drop(vm);
+    if let Err(cause) = attempt(node, &mut remains, Row::Remove).await {
         tracing::warn!(sandbox = %remains.id, error = %cause, "something of a VM could not be removed; trying again");
         node.tasks.spawn(until_clear(Arc::clone(node), remains, Row::Remove));
     }

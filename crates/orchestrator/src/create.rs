@@ -7,17 +7,17 @@
 //!  │ none           │ failed
 //!  ├─▶ turn ────────│─▶ claim (journal) ─▶ load ─▶ resume ─▶ init ─▶ Running                 warm
 //!  │   none         │           │ failed
-//!  └─▶ turn ◀───────┴───────────┘
+//!  └─▶ turn, memory ┴───────────┘
 //!        └─▶ slot ∥ disk ─▶ prepare ─▶ load ─▶ resume ─▶ init ─▶ Running                     cold
 //! ```
 //!
-//! Only a hot claim needs no turn: the others make an emulating host busy. After one standby failed no other is tried:
-//! it may be no better, and the caller has waited enough.
+//! Only a hot claim needs no turn: the others make an emulating host busy. The memory of a standby is counted already. After
+//! one standby failed no other is tried: it may be no better, and the caller has waited enough.
 //!
 //! Runs in the sandbox's own task, so a caller that goes away stops nothing. A failed step, a kill or a shutdown in
 //! between undoes what was made.
 
-use crate::admission::Permit;
+use crate::admission::{Commitment, Permit};
 use crate::clearing;
 use crate::error::Error;
 use crate::greeting;
@@ -28,7 +28,7 @@ use crate::node::Node;
 use crate::random;
 use crate::sandbox_task::{Command, QUEUE, SandboxTask, end_after};
 use crate::stage::{Cause, Failure, Stages};
-use crate::standby::{Readiness, Standby};
+use crate::standby::{self, Readiness, Standby};
 use crate::template::{Capture, Template};
 use crate::view::{CreateRequest, Created, Tier};
 use crate::vm::{Origin, Vm, new_record};
@@ -84,7 +84,8 @@ async fn run(
                     | Command::Extend(..)
                     | Command::Pause(..)
                     | Command::Resume(..)
-                    | Command::Release(..) => {}
+                    | Command::Release(..)
+                    | Command::GiveWay(..) => {}
                 },
             }
         }
@@ -125,7 +126,7 @@ async fn run(
 struct Create<'a> {
     node: &'a Arc<Node>,
     request: &'a CreateRequest,
-    template: &'a Template,
+    template: &'a Arc<Template>,
     capture: &'a Capture,
     commands: mpsc::Sender<Command>,
     /// A kill or a shutdown: to be looked at between the steps.
@@ -147,32 +148,71 @@ impl Create<'_> {
         let mut stages = Stages::default();
         let pool = &self.template.pool;
         let hot = pool.take(Readiness::Hot);
-        let may_claim = hot.is_none();
+        let mut may_claim = hot.is_none();
         if let Some(hot) = hot
             && let Some(made) = self.claim_or_discard(hot, &mut stages).await?
         {
             return Ok(made.with(stages));
         }
-        let _permit = self.turn(&mut stages).await?;
-        // A hot one may have come meanwhile.
-        let standby = if may_claim { pool.take_best() } else { None };
-        if let Some(standby) = standby
-            && let Some(made) = self.claim_or_discard(standby, &mut stages).await?
-        {
-            return Ok(made.with(stages));
+        if may_claim && let Some(warm) = pool.take(Readiness::Warm) {
+            let place = match self.turn(0, &mut stages).await {
+                Ok(permit) => permit.place,
+                Err(failure) => {
+                    self.give_back(warm).await;
+                    return Err(failure);
+                }
+            };
+            if let Some(made) = self.claim_or_discard(warm, &mut stages).await? {
+                return Ok(made.with(stages));
+            }
+            // Given back before memory is waited for: it may be wanted by somebody who has that.
+            drop(place);
+            may_claim = false;
         }
-        Ok(self.cold_start(&mut stages).await?.with(stages))
+        let bytes = self.template.memory_bytes();
+        let turn = self.turn(bytes, &mut stages);
+        let Permit { place, memory } = tokio::select! {
+            permit = turn => permit?,
+            // Made meanwhile: there may be no memory for another one.
+            hot = pool.next_hot(), if may_claim => {
+                if let Some(made) = self.claim_or_discard(hot, &mut stages).await? {
+                    return Ok(made.with(stages));
+                }
+                may_claim = false;
+                self.turn(bytes, &mut stages).await?
+            }
+        };
+        // One may have come at the same moment.
+        let standby = if may_claim { pool.take_best() } else { None };
+        let made = match standby {
+            Some(standby) => self.claim_or_discard(standby, &mut stages).await?,
+            None => None,
+        };
+        let made = match made {
+            Some(made) => made,
+            None => self.cold_start(memory, &mut stages).await?,
+        };
+        drop(place);
+        Ok(made.with(stages))
     }
 
-    /// Waits for the turn to start a VM.
-    async fn turn(&self, stages: &mut Stages) -> Result<Permit<'_>, Failure> {
+    /// Waits for the turn to start a VM, and for memory that is not counted yet.
+    async fn turn(&self, bytes: u64, stages: &mut Stages) -> Result<Permit, Failure> {
         let asked = Instant::now();
         let permit = tokio::select! {
-            permit = self.node.admission.for_caller() => permit?,
+            permit = self.node.admission.for_caller(bytes) => permit?,
             () = self.cancelled.cancelled() => return Err(Failure::new("admission", Cause::Cancelled)),
         };
         stages.add("admission", asked.elapsed());
         Ok(permit)
+    }
+
+    /// A standby that was taken, and for which no turn came, is as good as before.
+    async fn give_back(&self, standby: Standby) {
+        match self.cancelled.is_cancelled() {
+            false => standby::put(self.node, self.template, standby),
+            true => clearing::discard(self.node, standby.vm).await,
+        }
     }
 
     /// Makes a standby the sandbox. None when it was of no use and is gone; an error when the create is to end.
@@ -217,13 +257,17 @@ impl Create<'_> {
         self.wake(vm, channel, tenancy, stages).await
     }
 
-    async fn cold_start(&self, stages: &mut Stages) -> Result<Made, Failure> {
+    async fn cold_start(
+        &self,
+        memory: Option<Arc<Commitment>>,
+        stages: &mut Stages,
+    ) -> Result<Made, Failure> {
         let tenancy = self.tenancy()?;
         let id = random::sandbox_id().map_err(|error| Failure::new("journal", error))?;
         let mut record = new_record(id, Role::Sandbox, self.template, Some(self.capture.key.clone()));
         record.tenancy = Some(tenancy.clone());
         self.node.table.begin(&record.id, self.commands.clone());
-        let mut vm = Vm::new(record);
+        let mut vm = Vm::with_memory(record, memory);
         let result = self.start_cold(&mut vm, tenancy, stages).await;
         self.keep_or_undo(vm, result, Tier::Cold).await
     }

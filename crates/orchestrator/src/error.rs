@@ -2,6 +2,7 @@
 
 use aenv_protocol::ids::SandboxId;
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// Why a sandbox died without being asked to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +22,48 @@ pub enum LossCause {
     GuestUnresponsive,
     /// The host restarted: its VMMs are gone.
     HostRestarted,
+}
+
+/// What a node lacks.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Shortage {
+    /// Too much memory is promised to guests.
+    #[error(
+        "memory: {} MiB needed, {} MiB committed of {} MiB{}: end or pause sandboxes, or raise AENV_MEMORY_LIMIT_MIB",
+        needed_bytes >> 20, committed_bytes >> 20, limit_bytes >> 20, in_vain("nothing gave way", *waited)
+    )]
+    Memory {
+        /// Memory of the guest that was to start.
+        needed_bytes: u64,
+        /// Memory of all guests whose VM is kept.
+        committed_bytes: u64,
+        /// What may be committed.
+        limit_bytes: u64,
+        /// How long it was waited for; zero when not at all.
+        waited: Duration,
+    },
+    /// Too many sandboxes are being started.
+    #[error(
+        "places: {starting} sandboxes are being started of {most} at once, and {waiting} wait{}",
+        in_vain("no turn came", *waited)
+    )]
+    Places {
+        /// Sandboxes that are being started.
+        starting: usize,
+        /// How many may be at once.
+        most: usize,
+        /// How many wait for that.
+        waiting: usize,
+        /// How long it was waited for; zero when not at all.
+        waited: Duration,
+    },
+    /// A disk is full, or there are no networks left; the text says which and what to do.
+    #[error("{0}")]
+    Room(String),
+}
+
+fn in_vain(what: &str, waited: Duration) -> String {
+    if waited.is_zero() { String::new() } else { format!(", and {what} within {waited:?}") }
 }
 
 /// Errors of the orchestrator. Each variant says what the caller should do next.
@@ -88,9 +131,9 @@ pub enum Error {
         /// What differs.
         reason: String,
     },
-    /// The host lacks room: retry elsewhere or later.
+    /// The node or its host lacks something: retry elsewhere or later.
     #[error("no capacity on this node: {0}")]
-    NoCapacity(String),
+    NoCapacity(Shortage),
     /// The node is shutting down: retry elsewhere.
     #[error("this node is shutting down")]
     ShuttingDown,

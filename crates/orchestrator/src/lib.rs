@@ -5,14 +5,17 @@
 
 mod admission;
 mod adoption;
+mod capacity;
 mod clearing;
 mod create;
 mod data_dir;
 mod disks;
 pub mod error;
 mod garbage;
+mod giving_way;
 mod greeting;
 mod guest_channel;
+mod host_memory;
 mod journal;
 mod lifecycle;
 mod node;
@@ -35,7 +38,8 @@ mod template;
 pub mod view;
 mod vm;
 
-pub use error::{Error, LossCause};
+pub use error::{Error, LossCause, Shortage};
+pub use host_memory::{HostMemory, MemoryReading};
 pub use orchestrator::Orchestrator;
 pub use purge::{HeldDataDir, hold_data_dir};
 pub use settings::{
@@ -43,9 +47,9 @@ pub use settings::{
 };
 pub use template::{ImportError, Imported, import_template};
 pub use view::{
-    Collected, CreateRequest, Created, Dial, Durability, OnTimeout, PauseMode, PauseRequest, Paused,
-    ResumeRequest, Resumed, Route, SandboxState, SandboxView, SavedView, Stage, TemplateState, TemplateView,
-    Tier, WaitCause, Waiting,
+    Capacity, Collected, CreateRequest, Created, Dial, Durability, OnTimeout, PauseMode, PauseRequest,
+    Paused, ResumeRequest, Resumed, Route, SandboxState, SandboxView, SavedView, Stage, TemplateState,
+    TemplateView, Tier, WaitCause, Waiting,
 };
 
 /// Identity of the host's present boot, for [`Settings::host_boot_id`].

@@ -1,5 +1,6 @@
 //! The handle the API layer holds: finds the sandbox or template meant and passes the request on.
 
+use crate::capacity;
 use crate::create;
 use crate::error::Error;
 use crate::garbage;
@@ -9,8 +10,8 @@ use crate::settings::{DiskSettings, Parts, Settings, StartError};
 use crate::startup;
 use crate::template::Progress;
 use crate::view::{
-    Collected, CreateRequest, Created, PauseRequest, Paused, ResumeRequest, Resumed, Route, SandboxView,
-    TemplateView, Waiting,
+    Capacity, Collected, CreateRequest, Created, PauseRequest, Paused, ResumeRequest, Resumed, Route,
+    SandboxView, TemplateView, Waiting,
 };
 use aenv_protocol::ids::SandboxId;
 use std::sync::Arc;
@@ -168,6 +169,12 @@ impl Orchestrator {
                     .to_owned(),
             )),
         }
+    }
+
+    /// What this node has for sandboxes, and what of it is taken.
+    #[must_use]
+    pub fn capacity(&self) -> Capacity {
+        capacity::measure(&self.node)
     }
 
     /// Ends standbys and background work and frees the data directory. Running sandboxes stay, for the next process to

@@ -114,6 +114,10 @@ async fn settle(node: &Node, record: &mut VmRecord, rebooted: bool) {
 async fn take_over(node: &Arc<Node>, record: VmRecord) {
     let Some(tenancy) = record.tenancy.clone() else { return };
     let mut vm = Vm::new(record);
+    if matches!(vm.record.phase, Phase::Running | Phase::Capturing) || vm.record.process.is_some() {
+        // Until its task, or what follows here, has ended the VMM.
+        vm.memory = Some(node.admission.adopt(vm.record.memory_bytes()));
+    }
     let mut unfinished = None;
     let capturing = vm.record.phase == Phase::Capturing;
     match vm.record.phase {

@@ -7,7 +7,7 @@
 //!     ├─ memory fits here?
 //!     │    └─▶ turn ─▶ slot ∥ memory image ∥ disk anew ─▶ prepare ─▶ load ─▶ let it run ─▶ init ─────▶ Running   cold
 //!     └─ no memory was kept, or a boot was asked for
-//!          └─▶ turn ─▶ slot ∥ disk anew ─▶ boot ─▶ guest daemon answers ─▶ init, as of a new one ────▶ Running   boot
+//!          └─▶ turn, memory ─▶ slot ∥ disk anew ─▶ boot ─▶ guest daemon answers ─▶ init, as of a new one ────▶ Running   boot
 //! failed: its VMM is ended, its network released ─▶ Paused, as it was
 //! ```
 //!
@@ -106,7 +106,8 @@ impl Resuming {
         // The one that stands by although a boot is wanted.
         self.vm.release(&node).await.map_err(|cause| Failure { stage: "release", cause })?;
         self.forget_later_saves(save.number).await?;
-        let _permit = self.turn(&node, stages).await?;
+        let Permit { place: _place, memory } = self.turn(&node, stages).await?;
+        self.vm.memory = memory;
         let image = self.make_room(save, way, stages).await?;
         self.start(save, image, stages).await?;
         if way == Way::Memory {
@@ -145,9 +146,10 @@ impl Resuming {
         Ok(())
     }
 
-    async fn turn<'a>(&self, node: &'a Node, stages: &mut Stages) -> Result<Permit<'a>, Failure> {
+    async fn turn(&self, node: &Node, stages: &mut Stages) -> Result<Permit, Failure> {
         let asked = Instant::now();
-        let permit = self.unless_cancelled("admission", node.admission.for_caller()).await?;
+        let bytes = self.vm.record.memory_bytes();
+        let permit = self.unless_cancelled("admission", node.admission.for_caller(bytes)).await?;
         stages.add("admission", asked.elapsed());
         Ok(permit)
     }
@@ -202,7 +204,7 @@ impl Resuming {
             .as_ref()
             .ok_or_else(|| Cause::Unexpected("its memory is not stored yet".to_owned()))?;
         let name = self.vm.save_name(save.number);
-        let bytes = self.vm.record.spec.memory_mib.saturating_mul(1 << 20);
+        let bytes = self.vm.record.memory_bytes();
         let path = self.node.disks.memory_image(&name, &stored.chain, bytes).await?;
         Ok(Some((path, stored.chain.clone())))
     }

@@ -120,7 +120,7 @@ fn parts(node: &Node, record: &VmRecord, number: u64) -> Result<MemoryParts, Cau
         start: save.start.chain.clone(),
         changes: node.dir.sandbox_save(&record.id, number).join(CHANGES),
         base: report.base,
-        bytes: record.spec.memory_mib.saturating_mul(1 << 20),
+        bytes: record.memory_bytes(),
     })
 }
 

@@ -1,5 +1,6 @@
 //! What the orchestrator is started with. Values only: read from files and environment by the program, never here.
 
+use crate::host_memory::HostMemory;
 use aenv_network::Slots;
 use aenv_vmm::Vmm;
 use std::ops::ControlFlow;
@@ -14,6 +15,8 @@ pub struct Parts {
     pub vmm: Arc<dyn Vmm>,
     /// Makes networks.
     pub slots: Arc<dyn Slots>,
+    /// Measures the host's memory.
+    pub memory: Arc<dyn HostMemory>,
     /// Is shown every commit of the journal. None but where a test ends the node at one of them.
     pub journal: Option<Arc<dyn JournalWatch>>,
 }
@@ -66,7 +69,7 @@ pub struct Deadlines {
     pub init: Duration,
     /// One call of the VMM or network crates; they have tighter limits of their own, this one only catches a hang.
     pub step: Duration,
-    /// How long a cold create may wait for its turn.
+    /// How long a create or a cold resume may wait for its turn, and for memory.
     pub queue: Duration,
     /// How long a booted guest is left alone before its capture, so that its start-up work is done.
     pub settle: Duration,
@@ -109,6 +112,14 @@ pub struct Settings {
     pub warm: usize,
     /// Cold starts that may be under way at once.
     pub max_starting: usize,
+    /// Callers that may wait for that, or for memory; others are refused at once.
+    pub max_waiting: usize,
+    /// Memory, in bytes, that guests may have together whose VMM is kept: those that run, start or resume, standbys, and paused
+    /// ones whose VMM stands by.
+    pub memory_limit_bytes: u64,
+    /// Standbys and the VMMs of paused sandboxes give way while the host has less memory available than so many bytes, or
+    /// everything on it waits for memory; zero: never.
+    pub low_memory_bytes: u64,
     /// Longest life time a caller may ask for.
     pub max_timeout: Duration,
     /// Creates are refused while the data directory has fewer bytes free than this.
@@ -136,6 +147,9 @@ impl Settings {
             standbys: 2,
             warm: 2,
             max_starting: 3,
+            max_waiting: 256,
+            memory_limit_bytes: u64::MAX,
+            low_memory_bytes: 0,
             max_timeout: Duration::from_secs(24 * 3600),
             min_free_bytes: 512 << 20,
             hot_for: Duration::from_secs(600),

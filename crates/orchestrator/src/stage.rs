@@ -1,6 +1,6 @@
 //! The steps of an operation: their times, their limits, and the failure of one of them.
 
-use crate::error::Error;
+use crate::error::{Error, Shortage};
 use crate::guest_channel::GuestError;
 use crate::journal::JournalError;
 use crate::random::NoRandomness;
@@ -33,8 +33,8 @@ pub(crate) enum Cause {
     File { context: String, source: std::io::Error },
     #[error("no answer within {0:?}")]
     Hung(Duration),
-    #[error("{0}")]
-    NoCapacity(String),
+    #[error(transparent)]
+    NoCapacity(#[from] Shortage),
     #[error("the sandbox was killed in the meantime")]
     Cancelled,
     #[error("{0}")]
@@ -59,15 +59,15 @@ impl Failure {
     /// What the caller of `operation` is told.
     pub(crate) fn into_error(self, operation: &str) -> Error {
         match self.cause {
-            Cause::Disk(error @ StorageError::NoSpace { .. }) => Error::NoCapacity(error.to_string()),
-            Cause::Network(error @ NetworkError::Exhausted(_)) => Error::NoCapacity(error.to_string()),
+            Cause::Disk(error @ StorageError::NoSpace { .. }) => room(error.to_string()),
+            Cause::Network(error @ NetworkError::Exhausted(_)) => room(error.to_string()),
             Cause::Vmm(VmmError::Io { context, source })
                 if source.kind() == std::io::ErrorKind::StorageFull =>
             {
-                Error::NoCapacity(format!("{context}: {source}"))
+                room(format!("{context}: {source}"))
             }
-            Cause::Journal(error @ JournalError::Full { .. }) => Error::NoCapacity(error.to_string()),
-            Cause::NoCapacity(reason) => Error::NoCapacity(reason),
+            Cause::Journal(error @ JournalError::Full { .. }) => room(error.to_string()),
+            Cause::NoCapacity(shortage) => Error::NoCapacity(shortage),
             cause @ Cause::Cancelled => Error::Conflict(cause.to_string()),
             cause => Error::Internal {
                 context: format!("{operation}, stage {}", self.stage),
@@ -75,6 +75,10 @@ impl Failure {
             },
         }
     }
+}
+
+fn room(reason: String) -> Error {
+    Error::NoCapacity(Shortage::Room(reason))
 }
 
 /// Times of the steps done so far, in order.

@@ -1,10 +1,11 @@
 //! Opens a node: settings checked, data directory taken, templates read, the last process's remains put in order,
 //! background work started. Runs once.
 
-use crate::admission::Admission;
+use crate::admission::{Admission, Limits};
 use crate::data_dir::DataDir;
 use crate::disks::{self, Disks};
 use crate::garbage;
+use crate::giving_way;
 use crate::journal::{Journal, MemoryBinding, VmRecord};
 use crate::node::Node;
 use crate::pause::GrowingPause;
@@ -65,7 +66,7 @@ async fn assemble(
     let last_boot = journal.replace_boot_id(&settings.host_boot_id).await.map_err(unreadable)?;
     let rebooted = last_boot.is_some_and(|boot| boot != settings.host_boot_id);
     let node = Arc::new(Node {
-        admission: Admission::new(settings.max_starting, settings.deadlines.queue, settings.min_free_bytes),
+        admission: Admission::new(limits(&settings), settings.deadlines.queue, settings.min_free_bytes),
         settings,
         parts,
         dir,
@@ -85,10 +86,19 @@ async fn assemble(
         return Err(error);
     }
     collect(&node).await;
+    node.tasks.spawn(giving_way::watch(Arc::clone(&node)));
     for template in &node.templates {
         node.tasks.spawn(make_ready(Arc::clone(&node), Arc::clone(template)));
     }
     Ok(node)
+}
+
+fn limits(settings: &Settings) -> Limits {
+    Limits {
+        places: settings.max_starting,
+        bytes: settings.memory_limit_bytes,
+        waiting: settings.max_waiting,
+    }
 }
 
 /// Gives a template its capture, however many attempts that takes, then its standbys.
@@ -117,6 +127,9 @@ fn check(settings: &Settings) -> Result<(), StartError> {
     }
     if settings.max_starting == 0 {
         return bad("max_starting", "must be at least 1, or no sandbox can ever start");
+    }
+    if settings.memory_limit_bytes == 0 {
+        return bad("memory_limit_bytes", "must not be 0, or no sandbox can ever start");
     }
     Ok(())
 }

@@ -5,7 +5,7 @@
 
 use crate::error::Error;
 use crate::sandbox_task::Command;
-use crate::view::{Route, SandboxState, SandboxView};
+use crate::view::{Durability, Route, SandboxState, SandboxView, Tier};
 use aenv_protocol::ids::SandboxId;
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -17,6 +17,18 @@ struct Entry {
     /// While running.
     route: Option<Route>,
     commands: mpsc::Sender<Command>,
+}
+
+/// A paused sandbox whose VMM stands by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HotSandbox {
+    pub(crate) id: SandboxId,
+    /// What its VMM holds.
+    pub(crate) memory_bytes: u64,
+    /// When it was paused.
+    pub(crate) saved_at: jiff::Timestamp,
+    /// Whether what was saved survives a loss of power.
+    pub(crate) is_durable: bool,
 }
 
 /// The sandboxes of one node as callers see them.
@@ -60,6 +72,22 @@ impl SandboxTable {
             }
             Some(view) => Ok(view.clone()),
         }
+    }
+
+    /// The paused sandboxes whose VMM stands by.
+    pub(crate) fn hot(&self) -> Vec<HotSandbox> {
+        let entries = self.read();
+        let views = entries.values().filter_map(|entry| entry.view.as_ref());
+        let hot = views.filter_map(|view| {
+            let saved = view.saved.as_ref().filter(|saved| saved.tier == Tier::Hot)?;
+            (view.state == SandboxState::Paused).then(|| HotSandbox {
+                id: view.id.clone(),
+                memory_bytes: view.memory_mib.saturating_mul(1 << 20),
+                saved_at: saved.saved_at,
+                is_durable: saved.durability >= Durability::Local,
+            })
+        });
+        hot.collect()
     }
 
     pub(crate) fn list(&self) -> Vec<SandboxView> {

@@ -306,6 +306,33 @@ pub struct Collected {
     pub bytes: u64,
 }
 
+/// What a node has for sandboxes, and what of it is taken, at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Capacity {
+    /// Bytes of memory that guests may have together; none when that is not limited.
+    pub memory_limit_bytes: Option<u64>,
+    /// Bytes of memory of all guests whose VM is kept.
+    pub committed_bytes: u64,
+    /// Bytes of memory that the host has left; none when it does not tell.
+    pub available_bytes: Option<u64>,
+    /// Below so many available bytes, VMs that only wait for somebody give way; zero: never.
+    pub low_memory_bytes: u64,
+    /// VMs that are being started.
+    pub starting: usize,
+    /// How many may be at once.
+    pub max_starting: usize,
+    /// Callers that wait for a place or for memory.
+    pub waiting: usize,
+    /// Sandboxes that run.
+    pub running: usize,
+    /// Sandboxes that are paused.
+    pub paused: usize,
+    /// Those of them whose VM stands by, and holds its memory.
+    pub hot: usize,
+    /// Standbys of both kinds.
+    pub standbys: usize,
+}
+
 /// Opens TCP connections into one sandbox.
 #[async_trait::async_trait]
 pub trait Dial: Send + Sync + 'static {

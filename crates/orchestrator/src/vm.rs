@@ -3,8 +3,10 @@
 //! Each step notes in the journal what the next one will make. A step that fails leaves the rest to
 //! [`clearing`](crate::clearing), which needs to know only this value.
 
+use crate::admission::Commitment;
 use crate::clearing::{self, Remains};
 use crate::disks::{Base, SaveName};
+use crate::error::Shortage;
 use crate::guest_channel::GuestChannel;
 use crate::journal::{Present, Role, Saves, VmRecord};
 use crate::lifecycle::{self, Event, Phase};
@@ -24,6 +26,8 @@ pub(crate) struct Vm {
     pub(crate) slot: Option<Slot>,
     /// Its VMM, once started.
     pub(crate) machine: Option<Arc<dyn Machine>>,
+    /// The memory of its guest, for as long as there is a VMM, or one is being started.
+    pub(crate) memory: Option<Arc<Commitment>>,
 }
 
 /// What a VM is made from.
@@ -44,9 +48,14 @@ impl Origin<'_> {
 }
 
 impl Vm {
-    /// Nothing is made yet.
+    /// Nothing is made yet, and no memory counted.
     pub(crate) fn new(record: VmRecord) -> Self {
-        Self { record, slot: None, machine: None }
+        Self { record, slot: None, machine: None, memory: None }
+    }
+
+    /// One that is to be made, with the memory that was granted for it.
+    pub(crate) fn with_memory(record: VmRecord, memory: Option<Arc<Commitment>>) -> Self {
+        Self { memory, ..Self::new(record) }
     }
 
     /// Takes a network, makes the disk and starts the VMM: prepared for a capture that is still to be loaded, or with a
@@ -162,7 +171,7 @@ impl Vm {
     /// Ends the VMM and releases the network of a sandbox that is paused, or about to be again: its disk and saves stay.
     pub(crate) async fn release(&mut self, node: &Node) -> Result<(), Cause> {
         clearing::end_process(node, &Remains::of_vm(self)).await?;
-        self.machine = None;
+        (self.machine, self.memory) = (None, None);
         if let Some(slot) = &self.record.slot {
             timed(node.settings.deadlines.step, node.parts.slots.release(slot)).await.0?;
         }
@@ -216,7 +225,7 @@ pub(crate) fn new_record(
 /// A failed call on a file.
 pub(crate) fn file_error(context: String, source: std::io::Error) -> Cause {
     if source.kind() == std::io::ErrorKind::StorageFull {
-        Cause::NoCapacity(format!("{context}: {source}"))
+        Cause::NoCapacity(Shortage::Room(format!("{context}: {source}")))
     } else {
         Cause::File { context, source }
     }

@@ -11,7 +11,7 @@ mod commits;
 use crate::fake_store::FakeStore;
 use crate::fake_vmm::process::{FakeProcess, Guest};
 use aenv_network::SlotName;
-use aenv_orchestrator::JournalWatch;
+use aenv_orchestrator::{JournalWatch, MemoryReading};
 use aenv_protocol::envd::InitRequest;
 use aenv_vmm::{Exit, ExitCause};
 use commits::Commits;
@@ -113,6 +113,7 @@ struct State {
     random: Option<Random>,
     /// None where disks are plain files.
     store: Option<Arc<FakeStore>>,
+    memory: Option<MemoryReading>,
 }
 
 #[derive(Default)]
@@ -227,6 +228,15 @@ impl FakeHost {
     #[must_use]
     pub fn journal_watch(self: &Arc<Self>) -> Arc<dyn JournalWatch> {
         Arc::new(Commits::new(Arc::clone(self)))
+    }
+
+    /// Sets what the host has left of its memory, in bytes.
+    pub fn set_available_memory(&self, available_bytes: u64) {
+        self.state().memory = Some(MemoryReading { available_bytes, ..MemoryReading::PLENTY });
+    }
+
+    pub(crate) fn memory_reading(&self) -> MemoryReading {
+        self.state().memory.unwrap_or(MemoryReading::PLENTY)
     }
 
     /// The calls let in or refused so far, in order.

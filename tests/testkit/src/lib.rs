@@ -2,6 +2,7 @@
 
 pub mod client;
 pub mod fake_host;
+mod fake_memory;
 pub mod fake_slots;
 pub mod fake_store;
 pub mod fake_vmm;

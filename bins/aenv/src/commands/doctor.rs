@@ -1,4 +1,4 @@
-//! `aenv doctor`: what this machine offers, and whether the API and the key work.
+//! `aenv doctor`: what this machine offers, whether the API and the key work, and how full the node is.
 //!
 //! The machine is examined by `aenv-node doctor --json`: the program that runs sandboxes here is the one to ask.
 //! Owns no check of the machine itself.
@@ -6,7 +6,9 @@
 use crate::api_client::{ApiError, health};
 use crate::commands::Context;
 use crate::failure::{Exit, Failure};
+use crate::output::human_bytes;
 use aenv_protocol::doctor::{Check, Report, Status};
+use aenv_protocol::rest::NodeStatus;
 use http::StatusCode;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -95,7 +97,7 @@ fn node_program() -> PathBuf {
     beside.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from(NODE))
 }
 
-/// Whether a node answers, and whether it takes our key.
+/// Whether a node answers, takes our key, and has room.
 async fn api(context: &Context) -> Vec<Check> {
     let base = &context.settings.api;
     let answers = match health(&context.transport, base).await {
@@ -105,20 +107,63 @@ async fn api(context: &Context) -> Vec<Check> {
             return vec![check("api", Status::Missing, failure.to_string(), failure.hint())];
         }
     };
-    let key = match context.api() {
-        Err(failure) => check("key", Status::Missing, failure.to_string(), failure.hint()),
-        Ok(client) => match client.templates().await {
-            Ok(templates) => {
-                check("key", Status::Ok, format!("accepted; number of templates: {}", templates.len()), None)
-            }
-            Err(error) => {
-                let refused = matches!(error, ApiError::Refused { status: StatusCode::UNAUTHORIZED, .. });
-                let failure = Failure::from(error);
-                let found =
-                    if refused { "the node does not accept it".to_owned() } else { failure.to_string() };
-                check("key", Status::Missing, found, failure.hint())
-            }
-        },
+    let client = match context.api() {
+        Err(failure) => {
+            return vec![answers, check("key", Status::Missing, failure.to_string(), failure.hint())];
+        }
+        Ok(client) => client,
     };
-    vec![answers, key]
+    let templates = match client.templates().await {
+        Ok(templates) => templates,
+        Err(error) => {
+            let refused = matches!(error, ApiError::Refused { status: StatusCode::UNAUTHORIZED, .. });
+            let failure = Failure::from(error);
+            let found = if refused { "the node does not accept it".to_owned() } else { failure.to_string() };
+            return vec![answers, check("key", Status::Missing, found, failure.hint())];
+        }
+    };
+    let key = check("key", Status::Ok, format!("accepted; number of templates: {}", templates.len()), None);
+    vec![answers, key, capacity(client.node().await)]
+}
+
+/// Whether there is room for another sandbox.
+fn capacity(answer: Result<NodeStatus, ApiError>) -> Check {
+    const NAME: &str = "capacity";
+    let status = match answer {
+        Ok(status) => status,
+        // An older node.
+        Err(error) => return check(NAME, Status::Degraded, Failure::from(error).to_string(), None),
+    };
+    let limit = status.memory_limit_bytes;
+    let of = limit.map_or("without a limit".to_owned(), |limit| format!("of {}", human_bytes(limit)));
+    let available = match status.memory_available_bytes {
+        Some(available) => format!("; the host has {} left", human_bytes(available)),
+        None => String::new(),
+    };
+    let found = format!(
+        "memory committed to guests: {} {of}{available}; {} running, {} paused, {} of them hot; {} standbys; {} of {} places to start taken, {} waiting",
+        human_bytes(status.memory_committed_bytes),
+        status.running,
+        status.paused,
+        status.hot,
+        status.standbys,
+        status.starting,
+        status.max_starting,
+        status.waiting,
+    );
+    let low = status.memory_available_bytes.is_some_and(|available| available < status.memory_low_bytes);
+    let full = limit.is_some_and(|limit| status.memory_committed_bytes >= limit);
+    // What only waits for somebody gives way.
+    let spare = status.hot + status.standbys > 0;
+    match (low, full && !spare) {
+        (true, _) => {
+            let advice = "end or pause sandboxes: those that run are not ended to make room";
+            check(NAME, Status::Degraded, found, Some(advice))
+        }
+        (false, true) => {
+            let advice = "end or pause sandboxes, or raise AENV_MEMORY_LIMIT_MIB if the host has memory left";
+            check(NAME, Status::Degraded, found, Some(advice))
+        }
+        (false, false) => check(NAME, Status::Ok, found, None),
+    }
 }

@@ -4,7 +4,7 @@ use crate::arguments::InspectArguments;
 use crate::commands::{Context, list, pause};
 use crate::failure::{Exit, Failure};
 use crate::output::{human_bytes, human_duration, human_mebibytes};
-use aenv_protocol::rest::{OnTimeout, SandboxDetail, SavedState};
+use aenv_protocol::rest::{OnTimeout, SandboxDetail, SandboxState, SavedState};
 use jiff::Timestamp;
 
 /// Shows one sandbox. Its access token is left out: results end up in logs.
@@ -24,7 +24,7 @@ pub(crate) async fn run(context: &Context, arguments: InspectArguments) -> Resul
         ["started".to_owned(), told(sandbox.started_at, "ago", list::between(sandbox.started_at, now))],
         ["ends".to_owned(), ends(&detail, now)],
         ["cpu".to_owned(), sandbox.cpu_count.to_string()],
-        ["memory".to_owned(), human_mebibytes(sandbox.memory_mb)],
+        ["memory".to_owned(), memory(&detail)],
         ["disk".to_owned(), human_mebibytes(sandbox.disk_size_mb)],
         ["internet".to_owned(), if detail.allow_internet_access { "yes" } else { "no" }.to_owned()],
     ];
@@ -38,6 +38,20 @@ pub(crate) async fn run(context: &Context, arguments: InspectArguments) -> Resul
     rows.extend(sandbox.metadata.iter().map(|(key, value)| [format!("label {key}"), value.clone()]));
     context.printer.table(["WHAT", "VALUE"], rows)?;
     Ok(Exit::DONE)
+}
+
+/// How much it has, and whether the node counts that as taken.
+fn memory(detail: &SandboxDetail) -> String {
+    let size = human_mebibytes(detail.listed.memory_mb);
+    let cold = detail.saved.as_ref().is_some_and(|saved| saved.tier != "hot");
+    match detail.listed.state {
+        SandboxState::Lost => size,
+        SandboxState::Paused if cold => format!("{size}, free for others while it is paused"),
+        SandboxState::Paused => {
+            format!("{size}, held so that a resume is hot; given way when others need it")
+        }
+        SandboxState::Running => format!("{size}, committed"),
+    }
 }
 
 /// When its time is over, and what happens then. The time of a paused one does not run.

@@ -2,8 +2,8 @@
 
 use aenv_api::{ApiKey, router};
 use aenv_orchestrator::{
-    Deadlines, DiskCopies, DiskSettings, GuestArtifacts, Orchestrator, Parts, Settings, TemplateState,
-    import_template,
+    Deadlines, DiskCopies, DiskSettings, GuestArtifacts, HostMemory, Orchestrator, Parts, Settings,
+    TemplateState, import_template,
 };
 use aenv_testkit::{FakeHost, FakeSlots, FakeVmm};
 use axum::Router;
@@ -41,6 +41,11 @@ impl Harness {
 
     /// As [`Self::start`], with warm standbys too.
     pub(crate) async fn start_warm(standbys: usize, warm: usize) -> Self {
+        Self::start_with(|settings| (settings.standbys, settings.warm) = (standbys, warm)).await
+    }
+
+    /// As [`Self::start`], without standbys and with other settings.
+    pub(crate) async fn start_with(change: impl FnOnce(&mut Settings)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         for file in ["kernel", "initramfs", "rootfs"] {
@@ -49,18 +54,21 @@ impl Harness {
         import_template(&path("data"), "base", 2, 512, None, &path("rootfs")).unwrap();
         let host = FakeHost::new();
         let guest = GuestArtifacts { kernel: path("kernel"), initramfs: path("initramfs") };
-        let settings = Settings {
-            standbys,
-            warm,
+        let mut settings = Settings {
+            standbys: 0,
+            warm: 0,
             min_free_bytes: 1,
             disks: DiskSettings::Reflink(DiskCopies::FullCopyAllowed),
             deadlines: Deadlines { settle: Duration::ZERO, ..Deadlines::default() },
             ..Settings::new("t", path("data"), guest, "this boot".to_owned())
         };
+        change(&mut settings);
+        let (standbys, warm) = (settings.standbys, settings.warm);
         let parts = Parts {
             vmm: Arc::new(FakeVmm::new(Arc::clone(&host))),
             slots: Arc::new(FakeSlots::new(Arc::clone(&host))),
             journal: None,
+            memory: Arc::clone(&host) as Arc<dyn HostMemory>,
         };
         let orchestrator = Orchestrator::start(settings, parts).await.unwrap();
         let api = aenv_api::Settings {

@@ -1,6 +1,7 @@
 //! The control plane route by route: what the clients' models need, and every refusal with its reason.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod capacity;
 mod harness;
 mod pause;
 

@@ -1,7 +1,7 @@
 //! Traffic to paused sandboxes: who is woken, who waits for it, and what those are told who wait in vain.
 
 use crate::harness::{Harness, PROGRAM, aim, program, read_until};
-use aenv_orchestrator::{Error, LossCause};
+use aenv_orchestrator::{Error, LossCause, Shortage};
 use aenv_protocol::envd::ENVD_PORT;
 use aenv_protocol::envd::signature::{Operation, file_signature};
 use std::sync::Arc;
@@ -119,7 +119,7 @@ async fn those_who_wait_in_vain_are_told_why() {
         (Error::SandboxNotFound(id()), 502, "The sandbox was not found", false),
         (lost, 502, "The sandbox was not found", false),
         (Error::Transitioning(id()), 409, "The sandbox is still transitioning. Try again in a moment.", true),
-        (Error::NoCapacity("memory".to_owned()), 503, "no capacity on this node: memory", true),
+        (Error::NoCapacity(Shortage::Room("full".to_owned())), 503, "no capacity on this node: full", true),
         (Error::ShuttingDown, 503, "shutting down", true),
         (failed, 502, "could not be resumed: loading: no such layer", false),
         (Error::Incompatible { id: id(), reason: "cpu".to_owned() }, 502, "could not be resumed", false),

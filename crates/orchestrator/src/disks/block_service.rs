@@ -22,6 +22,7 @@
 mod saves;
 
 use super::{Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, SaveName};
+use crate::error::Shortage;
 use crate::settings::StartError;
 use crate::stage::Cause;
 use crate::template::ImageForm;
@@ -249,7 +250,7 @@ fn name(text: &str) -> Result<Name, Cause> {
 impl From<ServiceError> for Cause {
     fn from(error: ServiceError) -> Self {
         match error {
-            error @ ServiceError::NoSpace(_) => Self::NoCapacity(error.to_string()),
+            error @ ServiceError::NoSpace(_) => Self::NoCapacity(Shortage::Room(error.to_string())),
             error => Self::Service(error),
         }
     }

@@ -126,3 +126,10 @@ pub(crate) struct VmRecord {
     #[serde(default)]
     pub(crate) present: Present,
 }
+
+impl VmRecord {
+    /// Memory of its guest.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.spec.memory_mib.saturating_mul(1 << 20)
+    }
+}

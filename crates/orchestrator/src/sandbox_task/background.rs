@@ -80,6 +80,7 @@ impl SandboxTask {
             Err(reason) => self.saving_failed(Some(step), reason),
         }
         self.node.table.update(self.view());
+        self.give_way_if_promised();
         if self.vm.record.phase == Phase::Paused && self.work.is_none() {
             self.begin_resume();
         }

@@ -8,10 +8,12 @@
 //! |---|---|
 //! | here | the loop: what happens, and who is told |
 //! | [`transitions`] | pauses, resumes and releases: the one under way works on a copy of the VM, which is taken over at its end |
+//! | [`release`] | why the VMM of a paused sandbox goes |
 //! | [`background`] | what is still to be done for the saves, beside all that |
 //! | [`view`] | what callers see |
 
 mod background;
+mod release;
 mod transitions;
 mod view;
 
@@ -26,6 +28,8 @@ use crate::saving;
 use crate::view::{OnTimeout, PauseRequest, Paused, ResumeRequest, Resumed, SandboxView};
 use crate::vm::Vm;
 use aenv_vmm::{Exit, ExitCause, Machine};
+pub(crate) use release::GaveWay;
+use release::Releaser;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,6 +65,8 @@ pub(crate) enum Command {
     Resume(ResumeRequest, oneshot::Sender<Result<Resumed, Error>>),
     /// End the VMM that stands by for it while it is paused.
     Release(oneshot::Sender<Result<(), Error>>),
+    /// The same, because others need its memory: but not before what was saved is durable.
+    GiveWay(oneshot::Sender<Result<GaveWay, Error>>),
 }
 
 type Reply<T> = oneshot::Sender<Result<T, Error>>;
@@ -86,7 +92,9 @@ pub(crate) struct SandboxTask {
     killer: Option<Reply<()>>,
     pauser: Option<Pauser>,
     resumers: Vec<(ResumeRequest, Reply<Resumed>)>,
-    releasers: Vec<Reply<()>>,
+    releasers: Vec<Releaser>,
+    /// Its VMM is to go when what was saved is durable, if it is still paused then.
+    gives_way: bool,
     waiters: Vec<Waiter>,
     /// A pause came to nothing, and whether the guest goes on is not known yet: if not, the state before that pause counts.
     interrupted: bool,
@@ -150,6 +158,7 @@ impl SandboxTask {
             pauser: None,
             resumers: Vec::new(),
             releasers: Vec::new(),
+            gives_way: false,
             waiters: Vec::new(),
             interrupted: false,
             failed_pauses: 0,
@@ -298,7 +307,8 @@ impl SandboxTask {
             _ if self.is_killed() => {}
             Command::Pause(request, reply) => self.pause(request, reply),
             Command::Resume(request, reply) => self.resume(request, reply).await,
-            Command::Release(reply) => self.release(reply),
+            Command::Release(reply) => self.release(Releaser::Caller(reply)),
+            Command::GiveWay(reply) => self.give_way(reply),
             Command::SetTimeout(timeout, reply) => {
                 let result = self.change_end(timeout).await;
                 answer(reply, result);
@@ -359,26 +369,10 @@ impl SandboxTask {
         if self.interrupted { self.fall_back_or_lose(loss).await } else { self.lose(loss).await }
     }
 
-    /// Ends the VMM of a paused sandbox, if there is one.
-    fn release(&mut self, reply: Reply<()>) {
-        match (self.vm.record.phase, &self.work) {
-            (Phase::Paused, None) if self.vm.machine.is_some() => {
-                self.releasers.push(reply);
-                self.begin_release();
-            }
-            (Phase::Paused, Some((Kind::Release, _))) => self.releasers.push(reply),
-            (Phase::Paused, None) => answer(reply, Ok(())),
-            (Phase::Paused, Some(_)) => answer(reply, Err(Error::Transitioning(self.vm.record.id.clone()))),
-            _ => {
-                let reason = format!("sandbox {} is not paused", self.vm.record.id);
-                answer(reply, Err(Error::Conflict(reason)));
-            }
-        }
-    }
-
     /// Removes in the background what a lost sandbox held.
     fn clear(&mut self) {
         let work = clearing::until_clear(Arc::clone(&self.node), Remains::of_vm(&self.vm), Row::Keep);
+        self.vm.memory = None;
         self.clearing = Some(self.node.tasks.spawn(work));
     }
 
@@ -401,6 +395,10 @@ impl SandboxTask {
             }
         }
         let ended = clearing::end_process(&self.node, &Remains::of_vm(&self.vm)).await;
+        if ended.is_ok() {
+            // Whoever is told that it is gone finds its memory free.
+            self.vm.memory = None;
+        }
         if let Some(reply) = reply {
             let result = ended.map_err(|cause| Error::Internal {
                 context: format!("ending sandbox {id} (it is gone for callers, its removal is tried again)"),

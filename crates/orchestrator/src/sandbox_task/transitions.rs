@@ -159,7 +159,7 @@ impl SandboxTask {
 
     /// Ends the VMM that stands by.
     pub(super) fn begin_release(&mut self) {
-        self.hot_until = None;
+        (self.hot_until, self.gives_way) = (None, false);
         let (node, mut vm) = (Arc::clone(&self.node), self.vm.clone());
         let release = async move {
             let result = vm.release(&node).await;
@@ -182,12 +182,12 @@ impl SandboxTask {
                     self.hot_until = Some(Instant::now() + pause);
                 }
                 self.node.table.update(self.view());
-                for reply in self.releasers.drain(..) {
+                for releaser in std::mem::take(&mut self.releasers) {
                     let told = |cause: &Cause| Error::Internal {
                         context: "ending the VMM of a paused sandbox".to_owned(),
                         reason: cause.to_string(),
                     };
-                    answer(reply, result.as_ref().copied().map_err(told));
+                    releaser.answer(result.as_ref().copied().map_err(told));
                 }
             }
         }
@@ -289,7 +289,7 @@ impl SandboxTask {
             Ok((deadline, tier)) => {
                 tracing::info!(sandbox = %self.vm.record.id, tier = tier.as_str(), "sandbox resumed");
                 self.deadline = deadline;
-                self.hot_until = None;
+                (self.hot_until, self.gives_way) = (None, false);
                 self.ended = CancellationToken::new();
                 self.node.table.show(self.view(), self.route());
                 let resumers = std::mem::take(&mut self.resumers);

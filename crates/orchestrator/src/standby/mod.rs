@@ -19,6 +19,7 @@ mod pool;
 
 pub(crate) use pool::{Readiness, StandbyPool, Targets};
 
+use crate::admission::{Commitment, Permit, Purpose};
 use crate::clearing;
 use crate::greeting;
 use crate::guest_channel::GuestChannel;
@@ -52,26 +53,38 @@ pub(crate) struct Standby {
 pub(crate) async fn keep_filled(node: Arc<Node>, template: Arc<Template>, capture: Arc<Capture>) {
     let pool = &template.pool;
     while node.stopping.run_until_cancelled(pool.wanted()).await.is_some() {
-        let permit = match node.stopping.run_until_cancelled(node.admission.for_background()).await {
-            Some(Ok(permit)) => permit,
-            Some(Err(failure)) => {
-                // Only when the node's permits are gone, which end with it.
+        // Of a warm one that can be made hot it is counted already.
+        let heats = pool.next(Instant::now()) == Next::Make(Readiness::Hot) && pool.len(Readiness::Warm) > 0;
+        let bytes = if heats { 0 } else { template.memory_bytes() };
+        let granted = tokio::select! {
+            granted = node.admission.for_background(Purpose::Standby, bytes) => granted,
+            // What is wanted may be another thing now, and need no memory.
+            () = pool.changed() => continue,
+            () = node.stopping.cancelled() => break,
+        };
+        let Permit { place, memory } = match granted {
+            Ok(permit) => permit,
+            Err(failure) => {
+                // More memory than the node has.
                 tracing::error!(template = %template.file.name, error = %failure, "no standbys are made any more");
                 break;
             }
-            None => break,
         };
         // The turn may have come late: what is wanted now?
         let Next::Make(readiness) = pool.next(Instant::now()) else { continue };
-        let made = make(&node, &template, &capture, readiness).await;
-        drop(permit);
+        let warm = match readiness {
+            Readiness::Hot => pool.take(Readiness::Warm),
+            Readiness::Warm => None,
+        };
+        let made = match (warm, memory) {
+            (Some(warm), _) => heat(&node, warm).await,
+            (None, Some(memory)) => make(&node, &template, &capture, readiness, memory).await,
+            // Somebody took the one that was to be made hot.
+            (None, None) => continue,
+        };
+        drop(place);
         match made {
-            Ok(standby) => {
-                let watcher = watch(Arc::clone(&node), Arc::clone(&template), &standby);
-                // In this order, or one that is dead already would never be found in the pool.
-                pool.put(standby);
-                node.tasks.spawn(watcher);
-            }
+            Ok(standby) => put(&node, &template, standby),
             Err(_) if node.stopping.is_cancelled() => break,
             Err(failure) => {
                 let pause = pool.failed(readiness);
@@ -86,36 +99,41 @@ pub(crate) async fn keep_filled(node: Arc<Node>, template: Arc<Template>, captur
     }
 }
 
-/// Makes a standby; a hot one from a warm one when there is one. What a failure leaves is removed.
+/// Puts a standby where it can be taken, and watches over it there.
+pub(crate) fn put(node: &Arc<Node>, template: &Arc<Template>, standby: Standby) {
+    let standby = Standby { taken: CancellationToken::new(), ..standby };
+    let watcher = watch(Arc::clone(node), Arc::clone(template), &standby);
+    // In this order, or one that is dead already would never be found in the pool.
+    template.pool.put(standby);
+    node.tasks.spawn(watcher);
+}
+
+/// Makes a standby. What a failure leaves is removed.
 async fn make(
     node: &Arc<Node>,
     template: &Template,
     capture: &Capture,
     readiness: Readiness,
+    memory: Arc<Commitment>,
 ) -> Result<Standby, Failure> {
+    let warm = prepare(node, template, capture, memory).await?;
     match readiness {
-        Readiness::Warm => prepare(node, template, capture).await,
-        Readiness::Hot => {
-            let warm = match template.pool.take(Readiness::Warm) {
-                Some(warm) => warm,
-                None => prepare(node, template, capture).await?,
-            };
-            match heat(node, &warm).await {
-                Ok(()) => Ok(Standby { readiness: Readiness::Hot, taken: CancellationToken::new(), ..warm }),
-                Err(failure) => {
-                    clearing::discard(node, warm.vm).await;
-                    Err(failure)
-                }
-            }
-        }
+        Readiness::Warm => Ok(warm),
+        Readiness::Hot => heat(node, warm).await,
     }
 }
 
 /// Makes a warm standby.
-async fn prepare(node: &Arc<Node>, template: &Template, capture: &Capture) -> Result<Standby, Failure> {
+async fn prepare(
+    node: &Arc<Node>,
+    template: &Template,
+    capture: &Capture,
+    memory: Arc<Commitment>,
+) -> Result<Standby, Failure> {
     node.admission.check_room(&node.dir)?;
     let id = random::sandbox_id().map_err(|error| Failure::new("journal", error))?;
-    let mut vm = Vm::new(new_record(id, Role::Standby, template, Some(capture.key.clone())));
+    let record = new_record(id, Role::Standby, template, Some(capture.key.clone()));
+    let mut vm = Vm::with_memory(record, Some(memory));
     match prepare_vm(node, &mut vm, capture).await {
         Ok(channel) => {
             Ok(Standby { vm, channel, readiness: Readiness::Warm, taken: CancellationToken::new() })
@@ -134,8 +152,18 @@ async fn prepare_vm(node: &Arc<Node>, vm: &mut Vm, capture: &Capture) -> Result<
     vm.channel()
 }
 
-/// Makes a warm VM hot.
-async fn heat(node: &Arc<Node>, Standby { vm, channel, .. }: &Standby) -> Result<(), Failure> {
+/// Makes a warm standby hot. What a failure leaves is removed.
+async fn heat(node: &Arc<Node>, warm: Standby) -> Result<Standby, Failure> {
+    match load_and_greet(node, &warm).await {
+        Ok(()) => Ok(Standby { readiness: Readiness::Hot, ..warm }),
+        Err(failure) => {
+            clearing::discard(node, warm.vm).await;
+            Err(failure)
+        }
+    }
+}
+
+async fn load_and_greet(node: &Arc<Node>, Standby { vm, channel, .. }: &Standby) -> Result<(), Failure> {
     let mut stages = Stages::default();
     vm.load(node, &mut stages).await?;
     vm.resume(node, &mut stages).await?;

@@ -45,6 +45,8 @@ pub(crate) struct Targets {
 pub(crate) struct StandbyPool {
     shelves: Mutex<Shelves>,
     changed: Notify,
+    /// One was put on a shelf.
+    arrived: Notify,
 }
 
 struct Shelves {
@@ -86,7 +88,7 @@ impl Shelf {
 impl StandbyPool {
     pub(crate) fn new(targets: Targets) -> Self {
         let shelves = Shelves { hot: Shelf::new(targets.hot), warm: Shelf::new(targets.warm) };
-        Self { shelves: Mutex::new(shelves), changed: Notify::new() }
+        Self { shelves: Mutex::new(shelves), changed: Notify::new(), arrived: Notify::new() }
     }
 
     /// Standbys that can be taken.
@@ -105,6 +107,16 @@ impl StandbyPool {
     /// Takes the standby that is furthest.
     pub(crate) fn take_best(&self) -> Option<Standby> {
         self.take(Readiness::Hot).or_else(|| self.take(Readiness::Warm))
+    }
+
+    /// Takes a hot standby as soon as there is one.
+    pub(crate) async fn next_hot(&self) -> Standby {
+        loop {
+            if let Some(standby) = self.take(Readiness::Hot) {
+                return standby;
+            }
+            self.arrived.notified().await;
+        }
     }
 
     /// A taken standby became a sandbox: the template is well.
@@ -139,6 +151,11 @@ impl StandbyPool {
         }
     }
 
+    /// Waits until one was taken or failed.
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
     /// What is to be made now.
     pub(super) fn next(&self, now: Instant) -> Next {
         let shelves = self.locked();
@@ -147,6 +164,7 @@ impl StandbyPool {
 
     pub(super) fn put(&self, standby: Standby) {
         self.locked().of(standby.readiness).ready.push_back(standby);
+        self.arrived.notify_one();
     }
 
     pub(super) fn remove(&self, id: &SandboxId) -> Option<Standby> {

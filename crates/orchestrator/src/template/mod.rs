@@ -93,6 +93,11 @@ impl Template {
         name == self.file.name || name == self.file.id.as_str()
     }
 
+    /// Memory of every guest of it.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.file.memory_mib.saturating_mul(1 << 20)
+    }
+
     /// What its present capture is called.
     pub(crate) fn capture_name(&self) -> CaptureName {
         CaptureName { template: self.file.id.clone(), key: self.key.clone() }

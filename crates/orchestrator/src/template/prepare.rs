@@ -5,6 +5,7 @@
 
 use super::file::CaptureFile;
 use super::{Capture, Progress, Template};
+use crate::admission::Purpose;
 use crate::clearing;
 use crate::disks::CaptureName;
 use crate::journal::Role;
@@ -38,10 +39,11 @@ pub(crate) async fn prepare(node: &Arc<Node>, template: &Arc<Template>) {
 }
 
 async fn make(node: &Arc<Node>, template: &Arc<Template>) -> Result<Capture, Failure> {
-    let _permit = node.admission.for_background().await?;
+    let bytes = template.memory_bytes();
+    let permit = node.admission.for_background(Purpose::Preparation, bytes).await?;
     node.admission.check_room(&node.dir)?;
     let id = random::sandbox_id().map_err(|error| Failure::new("journal", error))?;
-    let mut vm = Vm::new(new_record(id, Role::Preparation, template, None));
+    let mut vm = Vm::with_memory(new_record(id, Role::Preparation, template, None), permit.memory);
     let directory = Capture::directory(&template.dir, &template.key);
     let result = match boot_and_capture(node, template, &mut vm, &directory).await {
         Ok(report) => keep(node, &vm, template, &directory, report).await,

@@ -1,7 +1,7 @@
 //! The life of sandboxes on a healthy host: what callers see, and that nothing stays.
 
 use crate::world::{NOTHING, World, eventually, request};
-use aenv_orchestrator::{CreateRequest, Error, LossCause, Settings, StartError, Tier};
+use aenv_orchestrator::{CreateRequest, Error, LossCause, Settings, Shortage, StartError, Tier};
 use aenv_testkit::{Fault, Operation};
 use aenv_vmm::ExitCause;
 use std::collections::HashSet;
@@ -250,7 +250,10 @@ async fn a_full_disk_and_a_full_queue_are_no_capacity() {
     let full = Settings { min_free_bytes: u64::MAX, ..world.settings(0) };
     let node = world.start_with(full).await.unwrap();
     let error = node.create(request()).await.unwrap_err();
-    assert!(matches!(&error, Error::NoCapacity(reason) if reason.contains("data has")), "{error}");
+    assert!(
+        matches!(&error, Error::NoCapacity(Shortage::Room(reason)) if reason.contains("data has")),
+        "{error}"
+    );
     node.shutdown().await;
 
     let mut narrow = Settings { max_starting: 1, ..world.settings(0) };
@@ -261,7 +264,8 @@ async fn a_full_disk_and_a_full_queue_are_no_capacity() {
     let stuck = tokio::spawn(async move { creating.create(request()).await });
     world.host.wait_for_hang(1).await;
     let error = node.create(request()).await.unwrap_err();
-    assert!(matches!(&error, Error::NoCapacity(reason) if reason.contains("no turn came")), "{error}");
+    assert!(matches!(&error, Error::NoCapacity(Shortage::Places { starting: 1, .. })), "{error}");
+    assert!(error.to_string().contains("no turn came within 100ms"), "{error}");
     node.shutdown().await;
     assert!(matches!(stuck.await.unwrap(), Err(Error::ShuttingDown)), "a shutdown undoes what is half-made");
     assert_eq!(world.host.counts(), NOTHING);

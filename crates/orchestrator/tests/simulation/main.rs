@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
+mod admission;
 mod adoption;
 mod crash;
 mod faults;

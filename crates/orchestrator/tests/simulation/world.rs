@@ -1,8 +1,8 @@
 //! A node on a fake host, for tests that look at it from outside.
 
 use aenv_orchestrator::{
-    CreateRequest, Deadlines, DiskCopies, DiskSettings, Durability, GuestArtifacts, OnTimeout, Orchestrator,
-    Parts, Settings, StartError, TemplateState, import_template,
+    CreateRequest, Deadlines, DiskCopies, DiskSettings, Durability, GuestArtifacts, HostMemory, OnTimeout,
+    Orchestrator, Parts, Settings, StartError, TemplateState, import_template,
 };
 use aenv_protocol::ids::SandboxId;
 use aenv_testkit::{Counts, FakeHost, FakeSlots, FakeStore, FakeVmm};
@@ -119,6 +119,7 @@ impl World {
             vmm: Arc::new(if self.keeps_log { vmm.keeping_log() } else { vmm }),
             slots: Arc::new(FakeSlots::new(Arc::clone(&self.host))),
             journal: Some(self.host.journal_watch()),
+            memory: Arc::clone(&self.host) as Arc<dyn HostMemory>,
         }
     }
 

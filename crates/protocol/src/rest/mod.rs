@@ -4,12 +4,14 @@
 //! serde traits, because the node and the command line read what the other writes. Times are RFC 3339 in UTC.
 
 mod error;
+mod node;
 mod pause;
 mod sandbox;
 mod storage;
 mod template;
 
 pub use error::{ApiError, code};
+pub use node::NodeStatus;
 pub use pause::{ConnectRequest, Durability, OnResume, PauseBody, PauseMode, SavedState};
 pub use sandbox::{
     AutoResume, ListedSandbox, NewSandbox, OnTimeout, RefreshRequest, Sandbox, SandboxDetail,
