@@ -18,7 +18,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Task {
-    /// Serve until SIGTERM or SIGINT; sandboxes run on and are adopted by the next start
+    /// Serve until SIGTERM or SIGINT; sandboxes run on and are adopted by the next start, or are paused (--on-stop)
     Serve(Box<ServeOptions>),
     /// End every VM, network and sandbox of this instance; the node must not be running
     Purge(Instance),
@@ -155,6 +155,15 @@ impl AcceleratorChoice {
     }
 }
 
+/// Value of `--on-stop`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnStop {
+    /// They run on, and the next start adopts them.
+    Leave,
+    /// They are paused, all at once, so that they survive the host being switched off.
+    Pause,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct ServeOptions {
     #[command(flatten)]
@@ -203,6 +212,12 @@ pub(crate) struct ServeOptions {
     /// memory, at least 256
     #[arg(long, env = "AENV_LOW_MEMORY_MIB")]
     pub(crate) low_memory_mib: Option<u64>,
+    /// What becomes of running sandboxes when the node is stopped by SIGTERM or SIGINT; a second signal ends it at once
+    #[arg(long, env = "AENV_ON_STOP", value_enum, default_value = "leave")]
+    pub(crate) on_stop: OnStop,
+    /// Seconds that they may take to be paused; those that did not make it run on
+    #[arg(long, env = "AENV_STOP_SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86400))]
+    pub(crate) stop_seconds: u32,
     /// Seconds that a create or a cold resume may wait for its turn, and for memory, before it is refused
     #[arg(long, env = "AENV_START_WAIT_SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub(crate) start_wait_seconds: u32,
@@ -263,6 +278,8 @@ mod tests {
             ("--max-timeout-hours", "0"),
             ("--start-wait-seconds", "0"),
             ("--memory-limit-mib", "0"),
+            ("--on-stop", "kill"),
+            ("--stop-seconds", "0"),
             ("--disk-bytes-per-second", "0"),
             ("--driver", "xen"),
             ("--disks", "nbd"),

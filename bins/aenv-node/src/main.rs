@@ -24,7 +24,12 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     match arguments.task {
-        Task::Serve(options) => runtime.block_on(serve::serve(options)),
+        Task::Serve(options) => {
+            let ended = runtime.block_on(serve::serve(options));
+            // Whoever wants the end at once does not wait for a file to be written.
+            runtime.shutdown_background();
+            ended
+        }
         Task::Purge(options) => runtime.block_on(purge::purge(&options)),
         Task::Template(arguments::TemplateTask::Import(options)) => template::import(&options),
         Task::Doctor(options) => runtime.block_on(doctor::doctor(&options)),

@@ -1,21 +1,23 @@
 //! `serve`: the node itself, from its settings to its shutdown, in reading order.
 //!
 //! ```text
-//! log ─▶ instance locked ─▶ port bound ─▶ VMM driver ─▶ disks ─▶ networks ─▶ orchestrator (adopts, sweeps) ─▶ HTTP … signal ─▶ HTTP ─▶ orchestrator ─▶ networks
+//! log ─▶ instance locked ─▶ port bound ─▶ VMM driver ─▶ disks ─▶ networks ─▶ orchestrator (adopts, sweeps) ─▶ HTTP … signal ─▶ (pauses) ─▶ HTTP ─▶ orchestrator ─▶ networks
 //! ```
 
-use crate::arguments::ServeOptions;
+use crate::arguments::{OnStop, ServeOptions};
 use crate::host_memory::Memory;
 use crate::instance_lock::InstanceLock;
 use crate::stored;
 use crate::vmm;
 use aenv_api::{ApiKey, Server};
 use aenv_network::{LinuxSlots, SlotSettings};
-use aenv_orchestrator::{DiskSettings, GuestArtifacts, Orchestrator, Parts, Settings, host_boot_id};
+use aenv_orchestrator::{
+    DiskSettings, GuestArtifacts, Orchestrator, Parts, PausedAll, Settings, host_boot_id,
+};
 use anyhow::{Context as _, Result, bail};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -64,12 +66,37 @@ pub(crate) async fn serve(options: Box<ServeOptions>) -> Result<()> {
     let serving = tokio::spawn(server.run(listener, shutdown.clone()));
     let name = either(&mut terminate, &mut interrupt).await;
 
-    tracing::info!(signal = name, "shutting down; sandboxes run on");
-    shutdown.cancel();
-    serving.await.context("the HTTP server failed")?;
-    orchestrator.shutdown().await;
-    watching.cancel();
-    slots.shutdown().await.context("cannot remove fresh networks")
+    let ending = async {
+        match options.on_stop {
+            OnStop::Leave => tracing::info!(signal = name, "shutting down; sandboxes run on"),
+            OnStop::Pause => pause_all(&orchestrator, options.stop_seconds, name).await,
+        }
+        shutdown.cancel();
+        serving.await.context("the HTTP server failed")?;
+        orchestrator.shutdown().await;
+        watching.cancel();
+        slots.shutdown().await.context("cannot remove fresh networks")
+    };
+    tokio::select! {
+        ended = ending => ended,
+        name = either(&mut terminate, &mut interrupt) => {
+            // As after a kill: what is half-done is for the next start to put in order.
+            tracing::warn!(signal = name, "a second signal: ending at once");
+            Ok(())
+        }
+    }
+}
+
+/// Pauses what runs, while the API still answers.
+async fn pause_all(orchestrator: &Orchestrator, seconds: u32, signal: &str) {
+    tracing::info!(signal, seconds, "pausing all sandboxes before the end");
+    let started = Instant::now();
+    let PausedAll { paused, left } = orchestrator.pause_all(Duration::from_secs(u64::from(seconds))).await;
+    let took = started.elapsed();
+    match left {
+        0 => tracing::info!(paused, ?took, "all sandboxes are paused; shutting down"),
+        _ => tracing::warn!(paused, left, ?took, "not all sandboxes are paused; those run on"),
+    }
 }
 
 /// The name of the signal that came first.

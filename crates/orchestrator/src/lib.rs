@@ -10,6 +10,7 @@ mod clearing;
 mod create;
 mod data_dir;
 mod disks;
+mod draining;
 pub mod error;
 mod garbage;
 mod giving_way;
@@ -48,8 +49,8 @@ pub use settings::{
 pub use template::{ImportError, Imported, import_template};
 pub use view::{
     Capacity, Collected, CreateRequest, Created, Dial, Durability, OnTimeout, PauseMode, PauseRequest,
-    Paused, ResumeRequest, Resumed, Route, SandboxState, SandboxView, SavedView, Stage, TemplateState,
-    TemplateView, Tier, WaitCause, Waiting,
+    Paused, PausedAll, ResumeRequest, Resumed, Route, SandboxState, SandboxView, SavedView, Stage,
+    TemplateState, TemplateView, Tier, WaitCause, Waiting,
 };
 
 /// Identity of the host's present boot, for [`Settings::host_boot_id`].

@@ -31,6 +31,8 @@ pub(crate) struct Node {
     pub(crate) admission: Admission,
     /// Cancelled when the node shuts down.
     pub(crate) stopping: CancellationToken,
+    /// Cancelled when nothing new is to be begun any more.
+    pub(crate) draining: CancellationToken,
     /// Every task of this node.
     pub(crate) tasks: TaskTracker,
     pub(crate) lifecycles: AtomicU64,

@@ -2,6 +2,7 @@
 
 use crate::capacity;
 use crate::create;
+use crate::draining;
 use crate::error::Error;
 use crate::garbage;
 use crate::node::Node;
@@ -10,8 +11,8 @@ use crate::settings::{DiskSettings, Parts, Settings, StartError};
 use crate::startup;
 use crate::template::Progress;
 use crate::view::{
-    Capacity, Collected, CreateRequest, Created, PauseRequest, Paused, ResumeRequest, Resumed, Route,
-    SandboxView, TemplateView, Waiting,
+    Capacity, Collected, CreateRequest, Created, PauseRequest, Paused, PausedAll, ResumeRequest, Resumed,
+    Route, SandboxView, TemplateView, Waiting,
 };
 use aenv_protocol::ids::SandboxId;
 use std::sync::Arc;
@@ -38,7 +39,7 @@ impl Orchestrator {
     /// # Errors
     /// Typed; what was made until then is undone.
     pub async fn create(&self, request: CreateRequest) -> Result<Created, Error> {
-        self.check_open()?;
+        self.check_admits()?;
         self.check_timeout(request.timeout)?;
         let wanted = self.node.templates.iter().find(|template| template.answers_to(&request.template));
         let template = wanted.ok_or_else(|| Error::TemplateNotFound(request.template.clone()))?;
@@ -121,6 +122,7 @@ impl Orchestrator {
     /// # Errors
     /// [`Error::Incompatible`]; others when it could not go on: it is still paused then.
     pub async fn resume(&self, id: &SandboxId, request: ResumeRequest) -> Result<Resumed, Error> {
+        self.check_admits()?;
         self.check_timeout(request.timeout)?;
         self.ask(id, |reply| Command::Resume(request, reply)).await
     }
@@ -177,6 +179,13 @@ impl Orchestrator {
         capacity::measure(&self.node)
     }
 
+    /// Pauses all sandboxes, before a [`Self::shutdown`]: returns when what was saved of them survives the loss of power, or after
+    /// `limit`. From now on creates and resumes are refused with [`Error::ShuttingDown`].
+    pub async fn pause_all(&self, limit: Duration) -> PausedAll {
+        self.node.draining.cancel();
+        draining::pause_all(self, limit).await
+    }
+
     /// Ends standbys and background work and frees the data directory. Running sandboxes stay, for the next process to
     /// adopt; later calls answer [`Error::ShuttingDown`].
     pub async fn shutdown(&self) {
@@ -190,6 +199,10 @@ impl Orchestrator {
     #[must_use]
     pub fn max_timeout(&self) -> Duration {
         self.node.settings.max_timeout
+    }
+
+    fn check_admits(&self) -> Result<(), Error> {
+        if self.node.draining.is_cancelled() { Err(Error::ShuttingDown) } else { self.check_open() }
     }
 
     fn check_open(&self) -> Result<(), Error> {

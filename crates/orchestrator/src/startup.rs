@@ -76,6 +76,7 @@ async fn assemble(
         templates,
         binding,
         stopping: CancellationToken::new(),
+        draining: CancellationToken::new(),
         tasks: TaskTracker::new(),
         lifecycles: AtomicU64::new(1),
     });

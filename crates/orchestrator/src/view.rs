@@ -333,6 +333,15 @@ pub struct Capacity {
     pub standbys: usize,
 }
 
+/// What came of pausing all sandboxes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PausedAll {
+    /// Sandboxes whose saved state survives the loss of power, those that were paused before included.
+    pub paused: usize,
+    /// Sandboxes of which that is not known: they run on, or are still being paused.
+    pub left: usize,
+}
+
 /// Opens TCP connections into one sandbox.
 #[async_trait::async_trait]
 pub trait Dial: Send + Sync + 'static {

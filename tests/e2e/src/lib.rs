@@ -39,7 +39,7 @@ pub fn shared_instance() -> (&'static str, PathBuf) {
     ("t", area().join("t"))
 }
 
-/// Settings of a node that one test may hurt. `number` 1 to 10 is different for every test: it names the instance and
+/// Settings of a node that one test may hurt. `number` 1 to 11 is different for every test: it names the instance and
 /// its network.
 #[must_use]
 pub fn own_settings(number: u8, data_dir: &Path) -> NodeSettings {

@@ -170,6 +170,19 @@ impl Node {
         Ok(())
     }
 
+    /// Whether the process ended by itself, or because it was asked to.
+    ///
+    /// # Errors
+    /// When the system does not tell.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        let Some(process) = &mut self.process else { return Ok(true) };
+        let ended = process.try_wait().context("cannot look at the node")?.is_some();
+        if ended {
+            self.process = None;
+        }
+        Ok(ended)
+    }
+
     /// Kills the node and removes everything of its instance.
     ///
     /// # Errors

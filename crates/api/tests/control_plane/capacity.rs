@@ -1,4 +1,4 @@
-//! A node that is full, over the control plane.
+//! A node that is full, or about to stop, over the control plane.
 
 use crate::harness::Harness;
 use serde_json::json;
@@ -78,4 +78,17 @@ async fn the_figures_of_a_node_are_told_to_those_with_a_key() {
     );
     let request = http::Request::get("/node").body(axum::body::Body::empty()).unwrap();
     assert_eq!(harness.send(request).await.status, 401);
+}
+
+#[tokio::test]
+async fn a_node_that_pauses_its_sandboxes_to_stop_begins_nothing_new() {
+    let harness = Harness::start(0).await;
+    let id = harness.create(BASE).await;
+    harness.orchestrator.pause_all(Duration::from_secs(20)).await;
+    for path in ["/v2/sandboxes".to_owned(), format!("/v2/sandboxes/{id}/connect")] {
+        let answer = harness.refused("POST", &path, BASE, 503, "shutting down").await;
+        assert_eq!(answer.body["error_code"], "node_shutting_down");
+        assert_eq!(answer.headers["retry-after"], "5");
+    }
+    assert_eq!(harness.call("GET", &format!("/sandboxes/{id}"), "").await.body["state"], "paused");
 }

@@ -5,6 +5,7 @@
 mod admission;
 mod adoption;
 mod crash;
+mod draining;
 mod faults;
 mod life;
 mod pause;

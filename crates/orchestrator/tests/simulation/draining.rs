@@ -1,0 +1,79 @@
+//! The end of a node whose sandboxes are to be paused: what is refused meanwhile, what makes it, and what does not.
+
+use crate::pause::resume;
+use crate::world::{HOUR, SOON, World, eventually, request};
+use aenv_orchestrator::{Durability, Error, PausedAll, ResumeRequest, SandboxState, Tier};
+use aenv_testkit::{Fault, Operation};
+use std::time::Duration;
+
+#[tokio::test]
+async fn all_sandboxes_are_paused_durably_and_nothing_new_is_begun() {
+    let world = World::prepared().await;
+    let node = world.start(0).await;
+    let mut ids = Vec::new();
+    for value in 1..=4 {
+        let id = node.create(request()).await.unwrap().sandbox.id;
+        world.host.write(&World::vm_name(&id), 1, value);
+        ids.push(id);
+    }
+    crate::pause::pause(&node, &ids[0]).await;
+    assert_eq!(node.pause_all(SOON).await, PausedAll { paused: 4, left: 0 });
+    assert!(matches!(node.create(request()).await, Err(Error::ShuttingDown)));
+    let asked = node.resume(&ids[1], ResumeRequest { timeout: HOUR, reboot: false }).await;
+    assert!(matches!(asked, Err(Error::ShuttingDown)));
+    for id in &ids {
+        let view = node.get(id).unwrap();
+        assert_eq!(view.state, SandboxState::Paused);
+        assert_eq!(view.saved.unwrap().durability, Durability::Local);
+    }
+    node.kill(&ids[3]).await.unwrap();
+    node.shutdown().await;
+
+    // The host was switched off.
+    world.host.restart();
+    let mut settings = world.settings(0);
+    settings.host_boot_id = "another boot".to_owned();
+    let node = world.start_with(settings).await.unwrap();
+    for (id, value) in ids[..3].iter().zip(1..) {
+        assert_eq!(resume(&node, id).await.tier, Tier::Cold);
+        assert_eq!(world.host.read(&World::vm_name(id), 1), (value, value));
+    }
+    node.shutdown().await;
+}
+
+#[tokio::test]
+async fn what_is_not_paused_in_time_runs_on_and_is_adopted() {
+    let world = World::prepared().await;
+    let node = world.start(0).await;
+    let slow = node.create(request()).await.unwrap().sandbox.id;
+    let quick = node.create(request()).await.unwrap().sandbox.id;
+    world.host.fail_call(Operation::Capture, 0, Fault::HangBefore);
+    let pausing = {
+        let (node, slow) = (node.clone(), slow.clone());
+        tokio::spawn(async move { node.pause(&slow, aenv_orchestrator::PauseRequest::default()).await })
+    };
+    world.host.wait_for_hang(1).await;
+    assert_eq!(node.pause_all(Duration::from_secs(1)).await, PausedAll { paused: 1, left: 1 });
+    node.shutdown().await;
+    assert!(pausing.await.unwrap().is_err());
+    assert_eq!(world.host.is_running(&World::vm_name(&slow)), Some(true));
+    let node = world.start(0).await;
+    eventually("it is adopted", || node.route(&slow).is_some()).await;
+    assert_eq!(node.get(&quick).unwrap().state, SandboxState::Paused);
+    node.kill(&slow).await.unwrap();
+    node.kill(&quick).await.unwrap();
+    world.only(0).await;
+    node.shutdown().await;
+}
+
+#[tokio::test]
+async fn one_that_cannot_be_paused_runs_on_and_holds_up_nobody() {
+    let world = World::prepared().await;
+    let node = world.start(0).await;
+    let broken = node.create(request()).await.unwrap().sandbox.id;
+    world.host.fail_call(Operation::Stop, 0, Fault::Fail);
+    assert_eq!(node.pause_all(SOON).await, PausedAll { paused: 0, left: 1 });
+    assert!(node.get(&broken).is_ok_and(|view| view.state == SandboxState::Running));
+    node.shutdown().await;
+    assert_eq!(world.host.is_running(&World::vm_name(&broken)), Some(true));
+}
