@@ -5,8 +5,8 @@
 //!
 //! * idle: pause, wait until the state is stored and durable, resume from the stopped VMM, which the answer calls `hot`
 //! * cold: the same, but the stopped VMM is ended before the resume; and a first command after it
-//! * dirty: a program in the guest writes to each page of 100 MB, then pause; and once more after 1 MB, which shows whether the
-//!   second one pays for the first
+//! * dirty: a program in the guest writes to each page of 100 MB, then pause; and once more after 1 MB. The same with 1 MB before:
+//!   whether the second pause pays for what was written before the first, as ratios
 //! * curve: one sandbox, always the same small change, what each of its pauses stores
 //! * crowd: 1, 10, with `--full` 50 sandboxes, all paused at once and all resumed at once
 //! * baseline (`--driver`, or `--baseline`): the same without AENV, by full copies of memory and disk; as ratios
@@ -22,8 +22,8 @@ use crate::http::Client;
 use crate::project::Project;
 use crate::stages::say;
 use anyhow::{Context, Result};
-use report::{Crowd, PauseSamples, Point, Report, ResumeSamples};
-use session::Session;
+use report::{Crowd, PauseSamples, Point, Report, ResumeSamples, SecondPause};
+use session::{Pause, Session};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
@@ -163,26 +163,40 @@ async fn cold(
     session.end().await
 }
 
-/// Much, then little: where only what was written since the last pause counts, the second is as quick as an idle one.
+/// Much, then little; and little, then little: where only what was written since the last pause counts, both end alike.
 async fn dirty(node: &mut Found, options: &Options, report: &mut Report) -> Result<()> {
-    let (mut much, mut little) = (PauseSamples::default(), PauseSamples::default());
+    let mut much = PauseSamples::default();
+    let (mut after_much, mut after_little) = (PauseSamples::default(), PauseSamples::default());
     for _ in 0..options.dirty {
-        let mut session = Session::start(&mut node.client, &node.instance).await?;
-        session.start_writer(options.megabytes).await?;
-        // What the start of the program wrote is not counted as written lately.
-        session.pause().await?;
-        session.resume().await?;
-        session.write(options.megabytes).await?;
-        much.add(session.pause().await?);
-        session.resume().await?;
-        session.write(LITTLE).await?;
-        little.add(session.pause().await?);
-        session.end().await?;
+        let (first, second) = written_twice(node, options.megabytes, options.megabytes).await?;
+        much.add(first);
+        after_much.add(second);
+        after_little.add(written_twice(node, options.megabytes, LITTLE).await?.1);
     }
     let megabytes = options.megabytes;
+    report.second = SecondPause::of(&after_much, &after_little);
     report.pause.extend(much.summaries(&format!("{megabytes} MB written")));
-    report.pause.extend(little.summaries(&format!("{LITTLE} MB written, {megabytes} before the last pause")));
+    for (before, samples) in [(megabytes, after_much), (LITTLE, after_little)] {
+        let name = format!("{LITTLE} MB written, {before} before the last pause");
+        report.pause.extend(samples.summaries(&name));
+    }
     Ok(())
+}
+
+/// Pauses a guest with so many megabytes of memory after it wrote to some, and again after it wrote to few of them.
+async fn written_twice(node: &mut Found, megabytes: usize, before: usize) -> Result<(Pause, Pause)> {
+    let mut session = Session::start(&mut node.client, &node.instance).await?;
+    session.start_writer(megabytes).await?;
+    // What the start of the program wrote is not counted as written lately.
+    session.pause().await?;
+    session.resume().await?;
+    session.write(before).await?;
+    let first = session.pause().await?;
+    session.resume().await?;
+    session.write(LITTLE).await?;
+    let second = session.pause().await?;
+    session.end().await?;
+    Ok((first, second))
 }
 
 async fn curve(node: &mut Found, count: usize) -> Result<Vec<Point>> {

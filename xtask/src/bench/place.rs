@@ -15,6 +15,10 @@ use std::time::Duration;
 
 /// Longest time for a benchmark in the nested machine.
 const NESTED_LIMIT: Duration = Duration::from_secs(1800);
+/// Processors of the nested machine: with two, its emulation now and then loses a guest.
+const GUEST_PROCESSORS: u32 = 1;
+/// Seconds for a start in the nested machine: a turn comes late on one processor.
+const START_WAIT: &str = "110";
 /// Runs of the baseline in the nested machine where nobody says otherwise.
 pub(super) const NESTED_BASELINE: usize = 5;
 
@@ -86,7 +90,7 @@ pub(super) fn nested(project: &Project, name: &str, driver: &str, words: Vec<Str
         files: vec![rig::Carried { host: program.clone(), inside: program }],
         limit: NESTED_LIMIT,
         memory_mib: rig::MEMORY_MIB,
-        processors: rig::PROCESSORS,
+        processors: GUEST_PROCESSORS,
     };
     match rig::run_job(project, &mut stages, &job)? {
         0 => Ok(()),
@@ -100,7 +104,8 @@ pub(super) fn inside<T>(
     driver: &str,
     measure: impl FnOnce(&mut Found) -> Result<T>,
 ) -> Result<T> {
-    let variables = [("AENV_DRIVER".to_owned(), driver.to_owned())];
+    let variables = [("AENV_DRIVER", driver), ("AENV_START_WAIT_SECONDS", START_WAIT)]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()));
     let node = test_node::start(project, &test_node::area(project), &artifacts::rootfs(project), &variables)?;
     let settings = &node.settings;
     let mut found = Found::new(&settings.listen, &node.key, &settings.instance, &settings.data_dir);

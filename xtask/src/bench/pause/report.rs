@@ -15,6 +15,8 @@ pub(super) struct Report {
     pub(super) pause: BTreeMap<String, Pauses>,
     /// By tier, from the answers.
     pub(super) resume: BTreeMap<String, Resumes>,
+    /// What the pause after little was written takes where much was written before the last one.
+    pub(super) second: Option<SecondPause>,
     /// Pauses of one sandbox, with the same small change before each.
     pub(super) curve: Vec<Point>,
     pub(super) crowds: Vec<Crowd>,
@@ -43,6 +45,18 @@ pub(super) struct Resumes {
     stages: BTreeMap<String, Summary>,
     /// A command right after it.
     first_command: Option<Summary>,
+}
+
+/// A pause after little was written, where much had been written before the pause before: how many times as much it takes as
+/// one where little had. 1 where only what was written in between counts.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(super) struct SecondPause {
+    /// Medians of the answers.
+    answer: f64,
+    /// Medians of how long the guest stood still.
+    stopped: f64,
+    /// Medians of what was added to the layers of memory.
+    memory: Option<f64>,
 }
 
 /// One pause of a row of them.
@@ -118,6 +132,32 @@ impl PauseSamples {
     }
 }
 
+impl SecondPause {
+    /// Nothing of an empty series.
+    pub(super) fn of(after_much: &PauseSamples, after_little: &PauseSamples) -> Option<Self> {
+        let ratio = |of: fn(&PauseSamples) -> &[f64]| {
+            let [much, little] = [Summary::of(of(after_much))?.p50, Summary::of(of(after_little))?.p50];
+            (little > 0.0).then(|| much / little)
+        };
+        Some(Self {
+            answer: ratio(|samples| &samples.answer)?,
+            stopped: ratio(|samples| &samples.stopped)?,
+            memory: ratio(|samples| &samples.memory_mib),
+        })
+    }
+}
+
+impl fmt::Display for SecondPause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { answer, stopped, .. } = self;
+        write!(
+            f,
+            "a pause after little was written, much : little written before the last pause\n  answer {answer:.2}x, the guest stood still {stopped:.2}x"
+        )?;
+        self.memory.map_or(Ok(()), |memory| write!(f, ", memory stored {memory:.2}x"))
+    }
+}
+
 impl ResumeSamples {
     pub(super) fn add(&mut self, resume: Resume) {
         let tier = self.0.entry(resume.tier).or_default();
@@ -186,6 +226,9 @@ impl fmt::Display for Report {
             .filter_map(|(name, pauses)| Some((format!("pause, {name}"), pauses.memory_mib.as_ref()?)))
             .collect();
         writeln!(f, "{}", table("MiB of memory stored", &stored))?;
+        if let Some(second) = &self.second {
+            writeln!(f, "{second}")?;
+        }
         writeln!(f, "{}", self.curve_table())?;
         write!(f, "{}", self.crowd_table())
     }
@@ -299,6 +342,19 @@ mod tests {
         assert_eq!(pauses.stages["journal"].p50, 4.0);
         assert_eq!(pauses.durability["process"], 1);
         assert_eq!(pauses.memory_mib.unwrap().max, 3.0);
+    }
+
+    #[test]
+    fn a_second_pause_is_compared_by_medians() {
+        let samples = |answers: &[f64]| {
+            let mut samples = PauseSamples::default();
+            answers.iter().for_each(|answer| samples.add(pause(*answer)));
+            samples
+        };
+        let second = SecondPause::of(&samples(&[1.0, 30.0, 90.0]), &samples(&[20.0])).unwrap();
+        assert_eq!(second, SecondPause { answer: 1.5, stopped: 1.0, memory: Some(1.0) });
+        assert!(second.to_string().contains("answer 1.50x"), "{second}");
+        assert_eq!(SecondPause::of(&samples(&[1.0]), &PauseSamples::default()), None);
     }
 
     #[test]
