@@ -285,7 +285,8 @@ async fn a_host_without_room_for_the_journal_is_no_capacity_and_keeps_nothing() 
             Err(error) => break error,
         }
     };
-    let Error::NoCapacity(reason) = &refused else { panic!("{refused}") };
+    let Error::NoCapacity(shortage) = &refused else { panic!("{refused}") };
+    let reason = shortage.to_string();
     assert!(reason.contains(world.path("data").to_str().unwrap()) && reason.contains("remove"), "{reason}");
     eventually("nothing is left", || world.host.counts() == NOTHING && world.sandbox_dirs().is_empty()).await;
     drop(file);
