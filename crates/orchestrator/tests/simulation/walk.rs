@@ -215,7 +215,7 @@ impl User<'_> {
         self.note(|told| told.gone = true);
         self.node.set_timeout(&self.id(), Duration::ZERO).await.map_err(text)?;
         let id = self.id();
-        eventually("it is gone", || !matches!(self.node.get(&id), Ok(_))).await;
+        eventually("it is gone", || self.node.get(&id).is_err()).await;
         self.create(OnTimeout::Kill).await?;
         self.write(1)?;
         self.pause(PauseMode::Full, Durability::Process).await?;
@@ -223,6 +223,7 @@ impl User<'_> {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "errors are mapped by it")]
 fn text(error: Error) -> String {
     error.to_string()
 }
@@ -337,7 +338,7 @@ impl Walk {
                 None => assert!(told.gone, "it is gone: {what}"),
                 // Typed, and known until somebody has seen it.
                 Some(SandboxView { state: SandboxState::Lost { .. }, .. }) => {
-                    assert!(told.running, "lost: {what}")
+                    assert!(told.running, "lost: {what}");
                 }
                 Some(view) => use_on(world, node, &view, &told, &what).await,
             }
@@ -390,7 +391,7 @@ async fn use_on(world: &World, node: &Orchestrator, view: &SandboxView, told: &T
     let begin = Instant::now();
     let local = PauseRequest { durability: Durability::Local, ..PauseRequest::default() };
     loop {
-        match node.pause(id, local.clone()).await {
+        match node.pause(id, local).await {
             // Its guest is just being looked after.
             Err(Error::Transitioning(_)) if begin.elapsed() < SOON => {
                 tokio::time::sleep(Duration::from_millis(5)).await;
