@@ -146,6 +146,8 @@ async fn a_disk_goes_back_to_a_seal_under_the_same_name_also_after_a_kill() {
     let write = |block, generation| Direct::open(&path).write(block, &content(block, generation)).unwrap();
     write(5, 1);
     let (first, layers) = sealed(&stored, &disk).await;
+    let again = stored.client.seal_disk(&disk.name, Some(first.clone())).await.unwrap();
+    assert_eq!(again.stored_bytes, Some(BLOCK_BYTES), "what the disk was made of is not counted");
     write(5, 2);
     write(6, 2);
     let (second, _) = sealed(&stored, &disk).await;

@@ -13,6 +13,7 @@ use crate::vm::{Vm, file_error};
 use aenv_network::SlotName;
 use aenv_protocol::ids::SandboxId;
 use aenv_vmm::Machine;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,9 +74,8 @@ async fn attempt(node: &Node, remains: &mut Remains, row: Row) -> Result<(), Cau
     if let Some(slot) = &remains.slot {
         timed(node.settings.deadlines.step, node.parts.slots.release(slot)).await.0?;
     }
-    for number in &remains.saves {
-        saving::forget(node, &remains.id, *number).await?;
-    }
+    saving::forget_all(node, &remains.id, &remains.saves).await?;
+    saving::forget_layers(node, &remains.id, &remains.saves, &BTreeSet::new()).await?;
     timed(node.settings.deadlines.step, node.disks.remove(&remains.id)).await.0?;
     let directory = node.dir.sandbox(&remains.id);
     match tokio::fs::remove_dir_all(&directory).await {

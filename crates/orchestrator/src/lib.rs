@@ -49,8 +49,8 @@ pub use settings::{
 pub use template::{ImportError, Imported, import_template};
 pub use view::{
     Capacity, Collected, CreateRequest, Created, Dial, Durability, OnTimeout, PauseMode, PauseRequest,
-    Paused, PausedAll, ResumeRequest, Resumed, Route, SandboxState, SandboxView, SavedView, Stage,
-    TemplateState, TemplateView, Tier, WaitCause, Waiting,
+    Paused, PausedAll, ResumeRequest, Resumed, Route, SandboxState, SandboxView, SaveTrouble, SavedView,
+    Stage, TemplateState, TemplateView, Tier, WaitCause, Waiting,
 };
 
 /// Identity of the host's present boot, for [`Settings::host_boot_id`].

@@ -6,7 +6,7 @@ use crate::draining;
 use crate::error::Error;
 use crate::garbage;
 use crate::node::Node;
-use crate::sandbox_task::Command;
+use crate::sandbox_task::{Asker, Command};
 use crate::settings::{DiskSettings, Parts, Settings, StartError};
 use crate::startup;
 use crate::template::Progress;
@@ -124,7 +124,18 @@ impl Orchestrator {
     pub async fn resume(&self, id: &SandboxId, request: ResumeRequest) -> Result<Resumed, Error> {
         self.check_admits()?;
         self.check_timeout(request.timeout)?;
-        self.ask(id, |reply| Command::Resume(request, reply)).await
+        self.ask(id, |reply| Command::Resume(request, Asker::Caller, reply)).await
+    }
+
+    /// Resumes a sandbox because there is traffic for it, so that it lives for `timeout` at least. A pause under way comes to its
+    /// end first, and says whether traffic may wake what it leaves.
+    ///
+    /// # Errors
+    /// [`Error::IsPaused`] when it is not to be woken by traffic; others as of [`Self::resume`].
+    pub async fn wake(&self, id: &SandboxId, timeout: Duration) -> Result<Resumed, Error> {
+        self.check_timeout(timeout)?;
+        let request = ResumeRequest { timeout, reboot: false };
+        self.ask(id, |reply| Command::Resume(request, Asker::Traffic, reply)).await
     }
 
     /// Ends the VMM that stands by for a paused sandbox, whose memory and network are free then: the next resume starts another

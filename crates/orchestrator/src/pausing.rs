@@ -84,7 +84,7 @@ impl Pausing {
         let told = |failure: Failure| failure.into_error("pausing a sandbox");
         self.node.admission.check_room(&self.node.dir).map_err(told)?;
         let flushed = self.flush(stages).await?;
-        let captured_before = self.vm.record.present.captured;
+        let captured_before = self.captured_before();
         let number = self.begin(stages).await.map_err(told)?;
         self.node.table.show(self.view.clone(), None);
         self.ended.cancel();
@@ -93,6 +93,13 @@ impl Pausing {
         let begun = Begun { number, captured_before, flushed, since, saved_at };
         let save = self.stop_and_capture(&begun, stages).await.map_err(told)?;
         self.commit(save, &begun, stages).await.map_err(told)
+    }
+
+    /// The save that the next capture may lie over.
+    fn captured_before(&self) -> Option<u64> {
+        let record = &self.vm.record;
+        let bytes = record.spec.memory_mib.saturating_mul(1 << 20);
+        record.present.captured.filter(|_| !record.saves.is_backlog_full(bytes))
     }
 
     /// Has the guest daemon write everything to the disk; tells whether it did.
@@ -165,7 +172,8 @@ impl Pausing {
             mode: self.request.mode,
             durability: Durability::Process,
             binding: self.node.binding.clone(),
-            disk,
+            disk: disk.base,
+            disk_bytes: disk.stored_bytes,
             start: self.start(),
             over,
             memory: None,

@@ -17,7 +17,8 @@ use crate::pausing::{CHANGES, STATE};
 use crate::stage::{Cause, timed};
 use crate::vm::file_error;
 use aenv_protocol::ids::SandboxId;
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -26,28 +27,38 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const PAUSES: GrowingPause =
     GrowingPause::new(Duration::from_millis(500), Duration::from_secs(60));
 
+/// What a step that succeeded did.
+pub(crate) enum Taken {
+    /// Removed saves; the layers of memory of these are still needed.
+    Forgotten { lower: Vec<u64> },
+    /// Stored a memory.
+    Stored(MemoryLayer),
+    /// Made a save durable.
+    Durable,
+}
+
 /// What came of a step.
 pub(crate) struct Outcome {
     pub(crate) step: Step,
-    /// The memory, if that was to be stored.
-    pub(crate) result: Result<Option<MemoryLayer>, Cause>,
+    pub(crate) result: Result<Taken, Cause>,
 }
 
 /// A step that is under way, or waits for its moment.
 pub(crate) type Pending = tokio::task::JoinHandle<Option<Outcome>>;
 
-/// Begins a step after a pause; it comes to nothing when it is cancelled.
+/// Begins a step after a pause, which ends early when there is hurry; it comes to nothing when it is cancelled.
 pub(crate) fn begin(
     node: &Arc<Node>,
     record: &VmRecord,
     step: Step,
     pause: Option<Duration>,
+    hurry: CancellationToken,
     cancelled: CancellationToken,
 ) -> Pending {
     let (shared, record) = (Arc::clone(node), record.clone());
     let work = async move {
         if let Some(pause) = pause {
-            tokio::time::sleep(pause).await;
+            hurry.run_until_cancelled(tokio::time::sleep(pause)).await;
         }
         let result = take(&shared, &record, &step).await;
         Outcome { step, result }
@@ -55,20 +66,20 @@ pub(crate) fn begin(
     node.tasks.spawn(async move { cancelled.run_until_cancelled(work).await })
 }
 
-async fn take(node: &Node, record: &VmRecord, step: &Step) -> Result<Option<MemoryLayer>, Cause> {
+async fn take(node: &Node, record: &VmRecord, step: &Step) -> Result<Taken, Cause> {
     let limit = node.settings.deadlines.step;
     match step {
         Step::Forget(numbers) => {
-            for number in numbers {
-                forget(node, &record.id, *number).await?;
-            }
-            Ok(None)
+            forget_all(node, &record.id, numbers).await?;
+            let used = record.saves.used_layers(&record.present);
+            let all: Vec<u64> = record.saves.lower.iter().chain(numbers).copied().collect();
+            Ok(Taken::Forgotten { lower: forget_layers(node, &record.id, &all, &used).await? })
         }
         Step::StoreMemory(number) => {
             let parts = parts(node, record, *number)?;
             let name = SaveName { vm: record.id.clone(), number: *number };
             let stored = timed(node.settings.deadlines.memory, node.disks.store_memory(&name, &parts));
-            Ok(Some(stored.await.0?))
+            Ok(Taken::Stored(stored.await.0?))
         }
         Step::MakeLocal(number) => {
             let save = record.saves.get(*number).ok_or_else(|| gone(*number))?;
@@ -79,22 +90,53 @@ async fn take(node: &Node, record: &VmRecord, step: &Step) -> Result<Option<Memo
             let state = save.report.is_some().then(|| directory.join(STATE));
             let synced = tokio::task::spawn_blocking(move || sync(&directory, state.as_deref()));
             synced.await.map_err(|error| Cause::Unexpected(error.to_string()))??;
-            Ok(None)
+            Ok(Taken::Durable)
         }
     }
 }
 
-/// Removes all that is stored for a save.
+/// Removes what is stored for saves, but for their layers of memory. All are tried, whatever fails.
+pub(crate) async fn forget_all(node: &Node, vm: &SandboxId, numbers: &[u64]) -> Result<(), Cause> {
+    let mut failed = Ok(());
+    for number in numbers {
+        failed = failed.and(forget(node, vm, *number).await);
+    }
+    failed
+}
+
+/// Removes what is stored for a save, but for its layer of memory. Its files go even if the store removes nothing: they may be
+/// large.
 pub(crate) async fn forget(node: &Node, vm: &SandboxId, number: u64) -> Result<(), Cause> {
     let name = SaveName { vm: vm.clone(), number };
-    timed(node.settings.deadlines.step, node.disks.forget_save(&name)).await.0?;
+    let forgotten = timed(node.settings.deadlines.step, node.disks.forget_save(&name)).await.0;
     let directory = node.dir.sandbox_save(vm, number);
-    match tokio::fs::remove_dir_all(&directory).await {
+    let removed = match tokio::fs::remove_dir_all(&directory).await {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
             Err(file_error(format!("cannot remove {}", directory.display()), source))
         }
         _ => Ok(()),
+    };
+    forgotten.and(removed)
+}
+
+/// Removes the layers of memory of saves that are forgotten; tells which of them are `used`. After all that is made of them is
+/// gone. All are tried, whatever fails.
+pub(crate) async fn forget_layers(
+    node: &Node,
+    vm: &SandboxId,
+    numbers: &[u64],
+    used: &BTreeSet<PathBuf>,
+) -> Result<Vec<u64>, Cause> {
+    let (mut lower, mut failed) = (Vec::new(), Ok(()));
+    for number in numbers {
+        let name = SaveName { vm: vm.clone(), number: *number };
+        match timed(node.settings.deadlines.step, node.disks.forget_layer(&name, used)).await.0 {
+            Ok(true) => {}
+            Ok(false) => lower.push(*number),
+            Err(cause) => failed = failed.and(Err(cause)),
+        }
     }
+    failed.map(|()| lower)
 }
 
 /// Removes the changes of a save whose memory is stored, and said to be.

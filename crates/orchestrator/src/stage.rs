@@ -41,6 +41,19 @@ pub(crate) enum Cause {
     Unexpected(String),
 }
 
+impl Cause {
+    /// Whether the host has no room for it.
+    pub(crate) fn is_no_room(&self) -> bool {
+        match self {
+            Self::NoCapacity(_)
+            | Self::Disk(StorageError::NoSpace { .. })
+            | Self::Journal(JournalError::Full { .. }) => true,
+            Self::Vmm(VmmError::Io { source, .. }) => source.kind() == std::io::ErrorKind::StorageFull,
+            _ => false,
+        }
+    }
+}
+
 /// A step that failed.
 #[derive(Debug, thiserror::Error)]
 #[error("stage {stage}: {cause}")]
@@ -59,15 +72,9 @@ impl Failure {
     /// What the caller of `operation` is told.
     pub(crate) fn into_error(self, operation: &str) -> Error {
         match self.cause {
-            Cause::Disk(error @ StorageError::NoSpace { .. }) => room(error.to_string()),
-            Cause::Network(error @ NetworkError::Exhausted(_)) => room(error.to_string()),
-            Cause::Vmm(VmmError::Io { context, source })
-                if source.kind() == std::io::ErrorKind::StorageFull =>
-            {
-                room(format!("{context}: {source}"))
-            }
-            Cause::Journal(error @ JournalError::Full { .. }) => room(error.to_string()),
             Cause::NoCapacity(shortage) => Error::NoCapacity(shortage),
+            Cause::Network(error @ NetworkError::Exhausted(_)) => room(error.to_string()),
+            cause if cause.is_no_room() => room(cause.to_string()),
             cause @ Cause::Cancelled => Error::Conflict(cause.to_string()),
             cause => Error::Internal {
                 context: format!("{operation}, stage {}", self.stage),

@@ -121,13 +121,17 @@ pub struct SavedView {
     pub durability: Durability,
     /// What is still being done for it, or why that fails; none when nothing is left to do.
     pub pending: Option<String>,
+    /// Why that fails, while it does; it is tried again.
+    pub trouble: Option<SaveTrouble>,
+    /// Bytes of memory that wait to be stored, in files of changes: of this save, and of earlier ones that it lies over.
+    pub unstored_bytes: u64,
     /// How a resume would be served now.
     pub tier: Tier,
     /// Layers of memory above the template's.
     pub memory_layers: usize,
     /// What this save added to the memory's layers, in bytes, once known.
     pub memory_bytes: Option<u64>,
-    /// What the sandbox's disk stores, beyond its template's, in bytes, once known.
+    /// What the sandbox's disk stored then, beyond its template's, in bytes; none when its store cannot tell.
     pub disk_bytes: Option<u64>,
     /// How long the guest stood still for it.
     pub stopped: Duration,
@@ -135,6 +139,17 @@ pub struct SavedView {
     pub flushed: bool,
     /// Why this is not the last state that the sandbox had; none when it is.
     pub fallback: Option<LossCause>,
+}
+
+/// Why a saved state does not become durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SaveTrouble {
+    /// The host has no room.
+    NoCapacity,
+    /// The block service does not answer.
+    BlockServiceAway,
+    /// Anything else.
+    Internal,
 }
 
 /// How ready the thing was that served a create.
@@ -233,6 +248,8 @@ pub struct SandboxView {
     pub on_timeout: OnTimeout,
     /// Whether traffic wakes it when it is paused.
     pub auto_resume: bool,
+    /// Whether traffic may wake it as it is now: it is paused, or just being paused, with its memory.
+    pub woken_by_traffic: bool,
     /// The state it was saved in last; also of one that runs again.
     pub saved: Option<SavedView>,
 }

@@ -49,7 +49,8 @@ impl Service {
             layers.push(LayerRef::Top { disk: name.clone(), top });
             if last {
                 let writable_top = name_of_id(disk.current_top_id())?;
-                return Ok(Sealed { sealed, layers, writable_top });
+                let stored_bytes = Some(disk.usage().stored_bytes);
+                return Ok(Sealed { sealed, layers, writable_top, stored_bytes });
             }
         }
         Err(Failure::not_found(format!("disk {name} has no top {sealed}")))

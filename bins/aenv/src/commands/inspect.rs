@@ -81,7 +81,7 @@ fn saved_rows(saved: &SavedState, now: Timestamp) -> Vec<[String; 2]> {
         ["tier".to_owned(), saved.tier.clone()],
         ["layers of memory".to_owned(), saved.memory_layers.to_string()],
         ["memory added".to_owned(), bytes(saved.memory_bytes)],
-        ["disk stored".to_owned(), bytes(saved.disk_bytes)],
+        ["disk stored".to_owned(), saved.disk_bytes.map_or("not known".to_owned(), human_bytes)],
         ["guest stood still".to_owned(), format!("{:.1} ms", saved.stopped_ms)],
     ];
     if !saved.flushed {
@@ -93,6 +93,9 @@ fn saved_rows(saved: &SavedState, now: Timestamp) -> Vec<[String; 2]> {
     }
     if let Some(pending) = &saved.pending {
         rows.push(["pending".to_owned(), pending.clone()]);
+    }
+    if let Some(bytes) = saved.unstored_bytes {
+        rows.push(["memory to be stored".to_owned(), human_bytes(bytes)]);
     }
     rows
 }

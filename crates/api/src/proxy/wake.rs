@@ -9,7 +9,7 @@
 //! A caller that hangs up stops nothing. Owns the wakes under way, and nothing else.
 
 use crate::proxy::refusal::Refusal;
-use aenv_orchestrator::{Error, Orchestrator, PauseMode, ResumeRequest, Route, SandboxState, SandboxView};
+use aenv_orchestrator::{Error, Orchestrator, Route, SandboxState};
 use aenv_protocol::ids::SandboxId;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared};
@@ -37,7 +37,7 @@ pub trait RouteTable: Send + Sync + 'static {
     fn route(&self, id: &SandboxId) -> Option<Route>;
     /// Every sandbox with a token that runs, or that traffic may wake.
     fn signers(&self) -> Vec<Signer>;
-    /// Whether a sandbox is paused and traffic may wake it.
+    /// Whether a sandbox is paused, or just being paused, and traffic may wake it then.
     fn may_wake(&self, id: &SandboxId) -> bool;
     /// Resumes such a sandbox. Dropping the future need not stop that.
     fn wake(&self, id: &SandboxId) -> BoxFuture<'static, Result<(), Error>>;
@@ -49,36 +49,30 @@ impl RouteTable for Orchestrator {
     }
 
     fn signers(&self) -> Vec<Signer> {
-        let able = self.list().into_iter().filter(|view| view.state == SandboxState::Running || sleeps(view));
+        let able = self
+            .list()
+            .into_iter()
+            .filter(|view| view.state == SandboxState::Running || view.woken_by_traffic);
         able.filter_map(|view| Some(Signer { id: view.id, access_token: view.access_token? })).collect()
     }
 
     fn may_wake(&self, id: &SandboxId) -> bool {
-        self.get(id).is_ok_and(|view| sleeps(&view))
+        self.get(id).is_ok_and(|view| view.woken_by_traffic)
     }
 
     fn wake(&self, id: &SandboxId) -> BoxFuture<'static, Result<(), Error>> {
         let (orchestrator, id) = (self.clone(), id.clone());
         async move {
             let view = orchestrator.get(&id)?;
-            if !sleeps(&view) {
+            if !view.woken_by_traffic {
                 // Somebody was faster: it runs, or it is not to be woken any more.
                 return Ok(());
             }
-            let wished = view.life_time;
-            let request =
-                ResumeRequest { timeout: woken_life(wished, orchestrator.max_timeout()), reboot: false };
-            orchestrator.resume(&id, request).await.map(|_resumed| ())
+            let life = woken_life(view.life_time, orchestrator.max_timeout());
+            orchestrator.wake(&id, life).await.map(|_resumed| ())
         }
         .boxed()
     }
-}
-
-/// Whether traffic may wake it. What would have to boot is left asleep: its processes are gone, and whoever wakes it should
-/// know that.
-fn sleeps(view: &SandboxView) -> bool {
-    let boots = view.saved.as_ref().is_some_and(|saved| saved.mode == PauseMode::Filesystem);
-    view.state == SandboxState::Paused && view.auto_resume && !boots
 }
 
 /// As long as its creator wished, but no request shall find it gone a moment later.
@@ -136,7 +130,8 @@ impl Wakes {
 fn refusal(id: &SandboxId, error: &Error) -> Refusal {
     let id = id.clone();
     match error {
-        Error::SandboxNotFound(_) | Error::SandboxLost { .. } => Refusal::NotFound(id),
+        // The last: it was just being paused, and sleeps for traffic now as if it were not there.
+        Error::SandboxNotFound(_) | Error::SandboxLost { .. } | Error::IsPaused(_) => Refusal::NotFound(id),
         Error::Transitioning(_) => Refusal::Transitioning(id),
         Error::NoCapacity(_) | Error::ShuttingDown | Error::TemplateNotReady { .. } => {
             Refusal::Busy { id, reason: error.to_string() }
@@ -145,7 +140,6 @@ fn refusal(id: &SandboxId, error: &Error) -> Refusal {
         | Error::InvalidArgument { .. }
         | Error::Conflict(_)
         | Error::AlreadyPaused(_)
-        | Error::IsPaused(_)
         | Error::GuestUnresponsive { .. }
         | Error::Incompatible { .. }
         | Error::Internal { .. } => Refusal::Asleep { id, reason: error.to_string() },

@@ -2,10 +2,12 @@
 
 use crate::error::loss_word;
 use crate::settings::Settings;
-use aenv_orchestrator::{self as orchestrator, SandboxState, SandboxView, SavedView, WaitCause, Waiting};
+use aenv_orchestrator::{
+    self as orchestrator, SandboxState, SandboxView, SaveTrouble, SavedView, WaitCause, Waiting,
+};
 use aenv_protocol::envd::ENVD_VERSION;
 use aenv_protocol::rest::{
-    self, ListedSandbox, OnTimeout, Sandbox, SandboxDetail, SandboxLifecycle, SavedState,
+    self, ListedSandbox, OnTimeout, Sandbox, SandboxDetail, SandboxLifecycle, SavedState, code,
 };
 
 /// Old clients append it to the sandbox id; it is dropped again on arrival.
@@ -112,6 +114,16 @@ fn saved_state(saved: &SavedView) -> SavedState {
         flushed: saved.flushed,
         fallback: saved.fallback.map(|cause| loss_word(cause).to_owned()),
         pending: saved.pending.clone(),
+        trouble: saved.trouble.map(|trouble| trouble_word(trouble).to_owned()),
+        unstored_bytes: Some(saved.unstored_bytes).filter(|bytes| *bytes > 0),
+    }
+}
+
+fn trouble_word(trouble: SaveTrouble) -> &'static str {
+    match trouble {
+        SaveTrouble::NoCapacity => code::CAPACITY,
+        SaveTrouble::BlockServiceAway => wait_word(WaitCause::BlockServiceAway),
+        SaveTrouble::Internal => code::INTERNAL,
     }
 }
 
@@ -162,12 +174,15 @@ mod tests {
             internet_access: true,
             on_timeout: orchestrator::OnTimeout::Pause(orchestrator::PauseMode::Full),
             auto_resume: true,
+            woken_by_traffic: true,
             saved: Some(SavedView {
                 number: 3,
                 saved_at: jiff::Timestamp::from_nanosecond(1_999).unwrap(),
                 mode: orchestrator::PauseMode::Filesystem,
                 durability: orchestrator::Durability::Local,
                 pending: Some("writing the layer of memory".to_owned()),
+                trouble: Some(SaveTrouble::NoCapacity),
+                unstored_bytes: 8192,
                 tier: orchestrator::Tier::Cold,
                 memory_layers: 2,
                 memory_bytes: None,
@@ -196,6 +211,7 @@ mod tests {
             "tier": "cold", "memoryLayers": 2, "diskBytes": 4096, "stoppedMs": 12.345, "flushed": false,
             "fallback": "host_restarted",
             "pending": "writing the layer of memory",
+            "trouble": "sandbox_capacity_unavailable", "unstoredBytes": 8192,
         });
         assert_eq!(shown["saved"], saved);
     }

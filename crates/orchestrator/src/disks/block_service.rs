@@ -12,7 +12,8 @@
 //! make_anew     tops after the sealed one dropped; the disk stays disk VM
 //! store_memory  changes ─▶ layer file memory-VM-NUMBER ─▶ image k-VM-NUMBER of the flat file and all layers
 //! memory_image  image m-VM-NUMBER of the same, exported
-//! forget_save   the three images, then the layer file if no image names it
+//! forget_save   the three images
+//! forget_layer  the layer file, when none of the chains that the caller knows names it
 //! ```
 //! Whatever is killed in between, each may be asked again. A save belongs to the disk of its VM: images of saves whose VM has no
 //! disk any more, and layer files that no image names, are garbage. A layer file that was written and has no image yet is safe from
@@ -21,7 +22,7 @@
 
 mod saves;
 
-use super::{Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, SaveName};
+use super::{Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, SaveName, SealedDisk};
 use crate::error::Shortage;
 use crate::settings::StartError;
 use crate::stage::Cause;
@@ -144,7 +145,7 @@ impl Disks for ServiceDisks {
         Ok(self.client.delete_image(&capture_name(capture)?).await?)
     }
 
-    async fn seal(&self, save: &SaveName) -> Result<Base, Cause> {
+    async fn seal(&self, save: &SaveName) -> Result<SealedDisk, Cause> {
         self.seal_disk(save).await
     }
 
@@ -166,6 +167,10 @@ impl Disks for ServiceDisks {
 
     async fn forget_save(&self, save: &SaveName) -> Result<(), Cause> {
         self.remove_save(save).await
+    }
+
+    async fn forget_layer(&self, save: &SaveName, used: &BTreeSet<PathBuf>) -> Result<bool, Cause> {
+        self.remove_layer(save, used).await
     }
 
     async fn waiting(&self, vm: &SandboxId) -> Result<Option<Waiting>, Cause> {

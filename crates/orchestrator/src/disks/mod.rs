@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The memory of a save is stored by the same store, as a chain: a flat file and layers over it. A save owns, by its
-//! [name](SaveName), what was sealed, held and stored for it, until it is forgotten.
+//! [name](SaveName), what was sealed, held and stored for it, until it is forgotten; its layer of memory until nobody lies on it:
+//! which those are is known to who asks, so that nothing here has to be looked through.
 //!
 //! | implementation | a disk is | a base is | needs |
 //! |---|---|---|---|
@@ -89,6 +90,15 @@ pub(crate) struct SaveName {
     pub(crate) number: u64,
 }
 
+/// The disk of a VM as it was at a moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SealedDisk {
+    /// What a disk with this content is made of.
+    pub(crate) base: Base,
+    /// What is stored for the VM's disk beyond what that was made of, in bytes; none when the store cannot tell.
+    pub(crate) stored_bytes: Option<u64>,
+}
+
 /// What the memory of a VM consists of.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemoryChain {
@@ -154,7 +164,7 @@ pub(crate) trait Disks: Send + Sync + 'static {
 
     /// What the disk of a VM holds now, whose guest stands still: nothing is copied, nothing is durable. It stays readable
     /// until the disk is removed and the save forgotten. May be asked again, as long as the guest has not run since.
-    async fn seal(&self, save: &SaveName) -> Result<Base, Cause>;
+    async fn seal(&self, save: &SaveName) -> Result<SealedDisk, Cause>;
 
     /// Keeps what was sealed for a save stored, whatever becomes of the disk; durable when it returns.
     async fn hold(&self, save: &SaveName, base: &Base) -> Result<(), Cause>;
@@ -169,8 +179,12 @@ pub(crate) trait Disks: Send + Sync + 'static {
     /// A file with all of the memory of a save, of `bytes`, to be mapped by a VMM. It stays until the save is forgotten.
     async fn memory_image(&self, save: &SaveName, chain: &MemoryChain, bytes: u64) -> Result<PathBuf, Cause>;
 
-    /// Removes what is stored for a save and needed by nothing else. No error when there is nothing.
+    /// Removes what is stored for a save, but for its layer of memory. No error when there is nothing.
     async fn forget_save(&self, save: &SaveName) -> Result<(), Cause>;
+
+    /// Removes the layer of memory that was stored for a save which is forgotten, unless it is one of `used`, which others lie on.
+    /// Tells whether it is gone. No error when there is none.
+    async fn forget_layer(&self, save: &SaveName, used: &BTreeSet<PathBuf>) -> Result<bool, Cause>;
 
     /// What the guest of a VM waits for when it uses its disk.
     async fn waiting(&self, vm: &SandboxId) -> Result<Option<Waiting>, Cause>;

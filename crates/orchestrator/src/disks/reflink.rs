@@ -5,7 +5,7 @@
 //! are no layers.
 
 use super::copy::{clone_blocking, copy_extents, failed};
-use super::{Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, SaveName};
+use super::{Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, SaveName, SealedDisk};
 use crate::data_dir::DataDir;
 use crate::settings::{DiskCopies, StartError};
 use crate::stage::Cause;
@@ -104,12 +104,13 @@ impl Disks for ReflinkDisks {
         Ok(())
     }
 
-    async fn seal(&self, save: &SaveName) -> Result<Base, Cause> {
+    /// Which blocks of a file are shared with another one is not known without looking at all of them.
+    async fn seal(&self, save: &SaveName) -> Result<SealedDisk, Cause> {
         let (from, to, copies) = (self.dir.sandbox_disk(&save.vm), self.saved(save, CAPTURED), self.copies);
         blocking(move || {
             remove(&to)?;
             clone_blocking(&from, &to, copies)?;
-            Ok(Base::File(to))
+            Ok(SealedDisk { base: Base::File(to), stored_bytes: None })
         })
         .await
     }
@@ -147,6 +148,11 @@ impl Disks for ReflinkDisks {
     async fn forget_save(&self, save: &SaveName) -> Result<(), Cause> {
         let paths = [self.saved(save, CAPTURED), self.saved(save, MEMORY)];
         blocking(move || paths.iter().try_for_each(|path| remove(path))).await
+    }
+
+    /// There are no layers.
+    async fn forget_layer(&self, _: &SaveName, _: &BTreeSet<PathBuf>) -> Result<bool, Cause> {
+        Ok(true)
     }
 
     /// Files do not wait: the VMM is told that there is no room.
@@ -313,6 +319,7 @@ mod tests {
         std::fs::write(&disk, "as saved").unwrap();
         let sealed = disks.seal(&save).await.unwrap();
         assert_eq!(disks.seal(&save).await.unwrap(), sealed, "it may be asked again");
+        let sealed = sealed.base;
         disks.hold(&save, &sealed).await.unwrap();
         std::fs::write(&disk, "and written since").unwrap();
         for _ in 0..2 {

@@ -24,7 +24,7 @@ mod store;
 mod tests;
 
 pub(crate) use record::{Loss, Role, Tenancy, VmRecord};
-pub(crate) use saves::{MemoryBinding, Present, Save, Saves, Start, Step};
+pub(crate) use saves::{MemoryBinding, PAGE_BYTES, Present, Save, Saves, Start, Step};
 
 use crate::data_dir::DataDirLock;
 use crate::settings::{JournalWatch, StartError};

@@ -6,6 +6,7 @@
 //!          │    └ needed: those changes lie over its memory, or the VMM was started from it, or it is the last that is `local`
 //!          └ needed by nothing: dropped
 //! dropped  numbers of which something may still be stored
+//! lower    numbers of which only the layer of memory is left, which others lie on
 //! ```
 //! A number is among the dropped ones before anything is stored for it, and becomes a save when all of it is there: whatever
 //! a killed node leaves of a pause is removed like any other save that is needed no more.
@@ -15,7 +16,14 @@ use crate::error::LossCause;
 use crate::view::{Durability, PauseMode};
 use aenv_vmm::{CaptureBase, CaptureReport, Identity};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::Duration;
+
+/// Size of a page of every guest.
+pub(crate) const PAGE_BYTES: u64 = 4096;
+/// So many saves may wait for their memory to be stored, each laid over the one before.
+const MOST_PENDING: usize = 16;
 
 /// What a memory can be resumed with only.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +51,9 @@ pub(crate) struct Save {
     pub(crate) binding: MemoryBinding,
     /// The disk at that moment.
     pub(crate) disk: Base,
+    /// What was stored for it then, beyond its template's, in bytes; none when that is not known.
+    #[serde(default)]
+    pub(crate) disk_bytes: Option<u64>,
     /// What its VMM had been started from.
     pub(crate) start: Start,
     /// The save whose memory its changes lie over, if not over what its VMM had been started from.
@@ -86,6 +97,9 @@ pub(crate) struct Saves {
     /// Numbers of those that are not (any more).
     #[serde(default)]
     pub(crate) dropped: Vec<u64>,
+    /// Numbers of those that are gone but for the layer of memory that was stored for them: others lie on it.
+    #[serde(default)]
+    pub(crate) lower: Vec<u64>,
     /// The last number that was given.
     #[serde(default)]
     pub(crate) last_number: u64,
@@ -109,6 +123,10 @@ impl Save {
     /// Whether its memory is still a file of changes.
     pub(crate) fn is_memory_pending(&self) -> bool {
         self.mode == PauseMode::Full && self.memory.is_none()
+    }
+
+    fn changed_bytes(&self) -> u64 {
+        self.report.as_ref().map_or(0, |report| report.changed_pages.saturating_mul(PAGE_BYTES))
     }
 
     fn is_local(&self) -> bool {
@@ -146,7 +164,34 @@ impl Saves {
 
     /// Numbers of all of which something may be stored.
     pub(crate) fn numbers(&self) -> Vec<u64> {
-        self.kept.iter().map(|save| save.number).chain(self.dropped.iter().copied()).collect()
+        let gone = self.dropped.iter().chain(&self.lower).copied();
+        self.kept.iter().map(|save| save.number).chain(gone).collect()
+    }
+
+    /// Layers of memory that are needed: by the saves that there are, by those whose memory is still to be stored, and by the VMM.
+    pub(crate) fn used_layers(&self, present: &Present) -> BTreeSet<PathBuf> {
+        let stored = self.kept.iter().filter_map(|save| save.memory.as_ref()).map(|memory| &memory.chain);
+        let pending = self.kept.iter().filter(|save| save.is_memory_pending()).map(|save| &save.start.chain);
+        let mapped = present.start.iter().map(|start| &start.chain);
+        stored.chain(pending).chain(mapped).flat_map(|chain| chain.layers.iter().cloned()).collect()
+    }
+
+    /// Takes note that dropped saves were removed, and of whom the layer of memory stays.
+    pub(crate) fn forgotten(&mut self, numbers: &[u64], lower: Vec<u64>) {
+        self.dropped.retain(|number| !numbers.contains(number));
+        self.lower = lower;
+    }
+
+    /// Whether the changes that are not stored yet have become too many to add to them: more than all of a memory of `bytes`, or
+    /// many. Then the next capture is to be whole, so that nothing needs those before it.
+    pub(crate) fn is_backlog_full(&self, bytes: u64) -> bool {
+        let pending = || self.kept.iter().filter(|save| save.is_memory_pending());
+        pending().count() >= MOST_PENDING || pending().map(Save::changed_bytes).sum::<u64>() > bytes
+    }
+
+    /// What the files of changes that are not stored yet hold.
+    pub(crate) fn unstored_bytes(&self) -> u64 {
+        self.kept.iter().filter(|save| save.is_memory_pending()).map(Save::changed_bytes).sum()
     }
 
     /// Goes back to the last save that is `usable`; false when there is none.
@@ -168,6 +213,8 @@ impl Saves {
         for save in self.kept.iter().rev() {
             if needed.contains(&save.number) && save.is_memory_pending() {
                 needed.extend(save.over.into_iter().chain(save.start.save));
+                // What its layer is laid on, also by an attempt at storing it whose answer was lost.
+                needed.extend(self.stored_before(save).map(|below| below.number));
             }
         }
         let (kept, dropped) =
@@ -190,10 +237,14 @@ impl Saves {
         }
     }
 
+    fn stored_before(&self, save: &Save) -> Option<&Save> {
+        self.kept.iter().rev().find(|other| other.number < save.number && other.memory.is_some())
+    }
+
     /// The stored memory that a save's memory differs little from: that of the one before it, else what its VMM started from.
     pub(crate) fn below(&self, save: &Save) -> MemoryChain {
-        let before = self.kept.iter().rev().filter(|other| other.number < save.number);
-        let stored = before.filter_map(|other| other.memory.as_ref()).map(|layer| layer.chain.clone()).next();
+        let before = self.stored_before(save).and_then(|other| other.memory.as_ref());
+        let stored = before.map(|layer| layer.chain.clone());
         match save.report.as_ref().map(|report| report.base) {
             Some(CaptureBase::PreviousCapture) => {
                 let over =
@@ -208,7 +259,6 @@ impl Saves {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
 
     pub(crate) fn save(number: u64, durability: Durability, over: Option<u64>) -> Save {
         let chain = MemoryChain { image: Some(PathBuf::from(format!("m{number}"))), layers: Vec::new() };
@@ -228,6 +278,7 @@ mod tests {
                 initramfs_sha256: "i".to_owned(),
             },
             disk: Base::File(PathBuf::from("disk")),
+            disk_bytes: None,
             start: Start::default(),
             over,
             memory: (durability >= Durability::Local).then_some(MemoryLayer { chain, stored_bytes: 1 }),
@@ -279,6 +330,68 @@ mod tests {
         }
         saves.drop_unneeded(&Present::default());
         assert_eq!(kept(&saves), [2, 3]);
+    }
+
+    #[test]
+    fn what_a_layer_may_lie_on_stays_until_it_is_stored() {
+        use Durability::{Local, Process};
+        // The second one is stored, but not durable yet; the third lies over what the VMM was started from.
+        let mut second = save(2, Process, None);
+        second.memory = save(2, Local, None).memory;
+        let mut saves = of(vec![save(1, Local, None), second, save(3, Process, None)]);
+        saves.drop_unneeded(&Present::default());
+        assert_eq!(kept(&saves), [1, 2, 3]);
+        saves.get_mut(3).unwrap().memory = save(3, Local, None).memory;
+        saves.drop_unneeded(&Present::default());
+        assert_eq!(kept(&saves), [1, 3]);
+    }
+
+    #[test]
+    fn a_layer_is_used_by_whoever_lies_on_it() {
+        use Durability::{Local, Process};
+        let layers = |numbers: &[u64]| {
+            let layers = numbers.iter().map(|number| PathBuf::from(format!("l{number}"))).collect();
+            MemoryChain { image: Some(PathBuf::from("flat")), layers }
+        };
+        let mut stored = save(4, Local, None);
+        stored.memory.as_mut().unwrap().chain = layers(&[2, 4]);
+        let mut pending = save(5, Process, None);
+        pending.start = Start { chain: layers(&[1]), save: Some(1) };
+        let saves = of(vec![stored, pending]);
+        let present = Present { start: Some(Start { chain: layers(&[3]), save: Some(3) }), captured: None };
+        let used = |present| saves.used_layers(present).into_iter().collect::<Vec<_>>();
+        assert_eq!(used(&present), ["l1", "l2", "l3", "l4"].map(PathBuf::from));
+        assert_eq!(used(&Present::default()), ["l1", "l2", "l4"].map(PathBuf::from));
+
+        // Those that are removed but for their layer are removed as a whole with the sandbox.
+        let mut saves = saves;
+        saves.dropped = vec![2, 3];
+        saves.forgotten(&[2], vec![1, 2]);
+        assert_eq!((saves.dropped.as_slice(), saves.numbers()), (&[3][..], vec![4, 5, 3, 1, 2]));
+    }
+
+    #[test]
+    fn what_is_not_stored_does_not_grow_for_ever() {
+        let changed = |number, pages| {
+            let report = CaptureReport {
+                base: CaptureBase::PreviousCapture,
+                changed_pages: pages,
+                zero_pages: 0,
+                state_bytes: 0,
+                state_time: Duration::ZERO,
+                memory_time: Duration::ZERO,
+            };
+            Save { report: Some(report), ..save(number, Durability::Process, Some(number - 1)) }
+        };
+        let memory = 100 * PAGE_BYTES;
+        let few = of(vec![save(1, Durability::Local, None), changed(2, 60), changed(3, 40)]);
+        assert_eq!((few.is_backlog_full(memory), few.unstored_bytes()), (false, memory));
+        assert!(of(vec![changed(2, 60), changed(3, 41)]).is_backlog_full(memory));
+        assert!(of((2..18).map(|number| changed(number, 0)).collect()).is_backlog_full(memory));
+        // One that is whole sets all of them free.
+        let mut saves = of(vec![changed(2, 60), changed(3, 41), save(4, Durability::Process, None)]);
+        saves.drop_unneeded(&Present::default());
+        assert_eq!((kept(&saves), saves.dropped.len()), (vec![4], 2));
     }
 
     #[test]

@@ -20,14 +20,14 @@ mod view;
 use crate::adoption::{self, Attempt, Held, Trouble};
 use crate::clearing::{self, Remains, Row};
 use crate::error::{Error, LossCause};
-use crate::journal::{Loss, Step, Tenancy};
+use crate::journal::{Loss, Tenancy};
 use crate::lifecycle::{Event, Phase};
 use crate::node::Node;
 use crate::pause::GrowingPause;
-use crate::saving;
 use crate::view::{OnTimeout, PauseRequest, Paused, ResumeRequest, Resumed, SandboxView};
 use crate::vm::Vm;
 use aenv_vmm::{Exit, ExitCause, Machine};
+use background::{Saving, SavingTrouble};
 pub(crate) use release::GaveWay;
 use release::Releaser;
 use std::pin::Pin;
@@ -37,7 +37,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use transitions::{Done, Kind, Pauser, Waiter, Work};
+use transitions::{Done, Kind, Pauser, Resumer, Waiter, Work};
 
 /// Requests that may queue for one sandbox before callers wait.
 pub(crate) const QUEUE: usize = 32;
@@ -51,6 +51,15 @@ pub(crate) const LOST_FOR: Duration = Duration::from_secs(24 * 3600);
 /// Stands for "never" where a time cannot be represented.
 const FAR_FUTURE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
+/// Who wants a sandbox to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asker {
+    /// Somebody who may have it resumed in any way.
+    Caller,
+    /// Requests for a program in it, which are not to boot it, nor wake one that is to sleep.
+    Traffic,
+}
+
 /// What callers can ask of a sandbox. A dropped reply means that it is gone.
 pub(crate) enum Command {
     /// End it; answered when its VM is gone.
@@ -62,7 +71,7 @@ pub(crate) enum Command {
     /// Save its state and stop it.
     Pause(PauseRequest, oneshot::Sender<Result<Paused, Error>>),
     /// Let it go on.
-    Resume(ResumeRequest, oneshot::Sender<Result<Resumed, Error>>),
+    Resume(ResumeRequest, Asker, oneshot::Sender<Result<Resumed, Error>>),
     /// End the VMM that stands by for it while it is paused.
     Release(oneshot::Sender<Result<(), Error>>),
     /// The same, because others need its memory: but not before what was saved is durable.
@@ -91,7 +100,7 @@ pub(crate) struct SandboxTask {
     /// Whoever waits for the end of a sandbox that was working then.
     killer: Option<Reply<()>>,
     pauser: Option<Pauser>,
-    resumers: Vec<(ResumeRequest, Reply<Resumed>)>,
+    resumers: Vec<Resumer>,
     releasers: Vec<Releaser>,
     /// Its VMM is to go when what was saved is durable, if it is still paused then.
     gives_way: bool,
@@ -105,12 +114,7 @@ pub(crate) struct SandboxTask {
     hot_until: Option<Instant>,
     release_pauses: GrowingPause,
     /// Background work on its saves.
-    saving: Option<saving::Pending>,
-    saving_cancel: CancellationToken,
-    saving_pauses: GrowingPause,
-    /// The last step of that, if it failed, and why.
-    failed_step: Option<Step>,
-    saving_trouble: Option<String>,
+    saving: Saving,
 }
 
 /// The moment `timeout` from now, on both clocks.
@@ -165,11 +169,7 @@ impl SandboxTask {
             auto_pauses: AUTO_PAUSES,
             hot_until: None,
             release_pauses: RELEASE_PAUSES,
-            saving: None,
-            saving_cancel: CancellationToken::new(),
-            saving_pauses: saving::PAUSES,
-            failed_step: None,
-            saving_trouble: None,
+            saving: Saving::default(),
         };
         task.node.table.show(task.view(), task.route());
         task
@@ -207,7 +207,7 @@ impl SandboxTask {
                     death = death_of(self.vm.machine.clone());
                     None
                 }
-                outcome = step_of(&mut self.saving), if idle => {
+                outcome = self.saving.done(), if idle => {
                     self.step_done(outcome).await;
                     None
                 }
@@ -306,7 +306,7 @@ impl SandboxTask {
             // Queued before a kill that waits for the work under way: a dropped reply says that it is gone.
             _ if self.is_killed() => {}
             Command::Pause(request, reply) => self.pause(request, reply),
-            Command::Resume(request, reply) => self.resume(request, reply).await,
+            Command::Resume(request, asker, reply) => self.resume(Resumer { request, asker, reply }).await,
             Command::Release(reply) => self.release(Releaser::Caller(reply)),
             Command::GiveWay(reply) => self.give_way(reply),
             Command::SetTimeout(timeout, reply) => {
@@ -340,7 +340,7 @@ impl SandboxTask {
         let Ok(phase) = self.allows(Event::Died) else { return };
         self.adoption = None;
         self.stop_saving().await;
-        self.fail_waiters("the sandbox was lost");
+        self.fail_waiters(&SavingTrouble::other("the sandbox was lost"));
         let record = &mut self.vm.record;
         tracing::warn!(sandbox = %record.id, cause = ?loss.cause, detail = %loss.detail, "sandbox lost");
         record.phase = phase;
@@ -415,17 +415,6 @@ impl SandboxTask {
 async fn work_of(work: &mut Option<(Kind, Work)>) -> Done {
     match work {
         Some((_, work)) => work.await,
-        None => std::future::pending().await,
-    }
-}
-
-/// The end of a background step; never, when there is none.
-async fn step_of(saving: &mut Option<saving::Pending>) -> Option<saving::Outcome> {
-    match saving {
-        Some(step) => step.await.unwrap_or_else(|error| {
-            tracing::error!(%error, "a step of a save ended early; it will be tried again");
-            None
-        }),
         None => std::future::pending().await,
     }
 }

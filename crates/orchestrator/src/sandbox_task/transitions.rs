@@ -3,13 +3,15 @@
 //! ```text
 //! at most one is under way     a pause meanwhile        refused (transitioning)
 //!                              a resume meanwhile       waits for it; all who wait are answered by one resume
+//!                              traffic meanwhile        as a resume, but what the pause left decides whether it may wake that
 //!                              a kill meanwhile         cancels it between its steps, or in one that may be given up
 //! ```
 
-use super::{FAR_FUTURE, Reply, SandboxTask, answer};
+use super::background::SavingTrouble;
+use super::{Asker, FAR_FUTURE, Reply, SandboxTask, answer};
 use crate::adoption::{self, Held};
 use crate::error::Error;
-use crate::journal::Loss;
+use crate::journal::{Loss, PAGE_BYTES};
 use crate::lifecycle::{self, Event, Phase, Refusal};
 use crate::pausing::{PauseEnd, Pausing};
 use crate::resuming::{ResumeEnd, Resuming};
@@ -26,8 +28,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Size of a page of every guest.
-const PAGE_BYTES: u64 = 4096;
 /// So often a pause at the end of a sandbox's time is tried the way that was asked for. After that its memory is kept too,
 /// which needs nothing of the guest.
 const PAUSES_AS_ASKED: u32 = 3;
@@ -54,6 +54,13 @@ pub(super) enum Done {
 pub(super) struct Pauser {
     durability: Durability,
     reply: Reply<Paused>,
+}
+
+/// Who waits until it runs.
+pub(super) struct Resumer {
+    pub(super) request: ResumeRequest,
+    pub(super) asker: Asker,
+    pub(super) reply: Reply<Resumed>,
 }
 
 /// Who waits until a save is durable.
@@ -115,17 +122,22 @@ impl SandboxTask {
             vm: self.vm.clone(),
             tenancy: self.tenancy.clone(),
             request,
-            view: SandboxView { state: SandboxState::Paused, ..self.view() },
+            view: SandboxView {
+                state: SandboxState::Paused,
+                woken_by_traffic: self.tenancy.auto_resume && request.mode == PauseMode::Full,
+                ..self.view()
+            },
             ended: self.ended.clone(),
             cancelled: self.new_cancel(),
         };
         self.work = Some((Kind::Pause, Box::pin(async move { Done::Paused(Box::new(pausing.run().await)) })));
     }
 
-    pub(super) async fn resume(&mut self, request: ResumeRequest, reply: Reply<Resumed>) {
+    pub(super) async fn resume(&mut self, resumer: Resumer) {
         if self.work.is_some() {
-            return self.resumers.push((request, reply));
+            return self.resumers.push(resumer);
         }
+        let Resumer { request, asker, reply } = resumer;
         match (self.vm.record.phase, self.allows(Event::Resume)) {
             (_, Err(error)) => answer(reply, Err(error)),
             (Phase::Running, Ok(_)) => {
@@ -133,18 +145,20 @@ impl SandboxTask {
                 answer(reply, result.map(|()| self.resumed(true, Tier::Hot, Vec::new())));
             }
             (_, Ok(_)) => {
-                self.resumers.push((request, reply));
+                self.resumers.push(Resumer { request, asker, reply });
                 self.begin_resume();
+                self.save_on(self.work.is_none());
             }
         }
     }
 
     /// Begins what those who wait want; later, when the memory is still to be stored and no VMM stands by.
     pub(super) fn begin_resume(&mut self) {
-        let Some((request, _)) = self.resumers.first() else { return };
+        self.turn_traffic_away();
+        let Some(Resumer { request, .. }) = self.resumers.first() else { return };
         let pending = self.vm.record.saves.last().is_some_and(crate::journal::Save::is_memory_pending);
         if pending && self.vm.machine.is_none() && !request.reboot {
-            return self.save_on(true);
+            return self.save_on(false);
         }
         let resuming = Resuming {
             node: Arc::clone(&self.node),
@@ -155,6 +169,24 @@ impl SandboxTask {
         };
         self.work =
             Some((Kind::Resume, Box::pin(async move { Done::Resumed(Box::new(resuming.run().await)) })));
+    }
+
+    /// Whether traffic may wake it while it is paused. What would have to boot is left asleep: its processes are gone, and whoever
+    /// wakes it should know that.
+    pub(super) fn is_woken_by_traffic(&self) -> bool {
+        let has_memory = self.vm.record.saves.last().is_some_and(|save| save.mode == PauseMode::Full);
+        self.tenancy.auto_resume && has_memory
+    }
+
+    /// Traffic that came while it was being paused does not undo a pause that is to last.
+    fn turn_traffic_away(&mut self) {
+        if self.is_woken_by_traffic() {
+            return;
+        }
+        let by_traffic = |resumer: &mut Resumer| resumer.asker == Asker::Traffic;
+        for Resumer { reply, .. } in self.resumers.extract_if(.., by_traffic) {
+            answer(reply, Err(Error::IsPaused(self.vm.record.id.clone())));
+        }
     }
 
     /// Ends the VMM that stands by.
@@ -171,6 +203,7 @@ impl SandboxTask {
     /// Takes over what came of the work.
     pub(super) async fn done(&mut self, done: Done) {
         self.work = None;
+        let was_pause = matches!(done, Done::Paused(_));
         match done {
             Done::Paused(end) => self.pause_done(*end),
             Done::Resumed(end) => self.resume_done(*end).await,
@@ -198,7 +231,8 @@ impl SandboxTask {
             Phase::Paused => self.begin_resume(),
             _ => self.answer_resumers_of_running().await,
         }
-        self.save_on(false);
+        // The changes take room, more with each pause; and somebody may wait for what is to be stored.
+        self.save_on(was_pause || !self.resumers.is_empty());
     }
 
     fn pause_done(&mut self, end: PauseEnd) {
@@ -251,7 +285,7 @@ impl SandboxTask {
         (self.vm.machine, self.adoption) = (None, None);
         self.deadline = Instant::now() + FAR_FUTURE;
         self.ended.cancel();
-        self.fail_waiters("the sandbox is as an earlier save is");
+        self.fail_waiters(&SavingTrouble::other("the sandbox is as an earlier save is"));
         self.node.table.show(self.view(), None);
         self.begin_release();
     }
@@ -266,7 +300,6 @@ impl SandboxTask {
         let hot_for = if keep { self.node.settings.hot_for } else { Duration::ZERO };
         self.hot_until = Some(Instant::now() + hot_for.min(FAR_FUTURE));
         (self.failed_pauses, self.auto_pauses) = (0, super::AUTO_PAUSES);
-        (self.saving_pauses, self.saving_trouble) = (crate::saving::PAUSES, None);
         self.deadline = Instant::now() + FAR_FUTURE;
         let number = save.number;
         self.node.table.show(self.view(), None);
@@ -293,7 +326,7 @@ impl SandboxTask {
                 self.ended = CancellationToken::new();
                 self.node.table.show(self.view(), self.route());
                 let resumers = std::mem::take(&mut self.resumers);
-                let asked = |(request, _): &(ResumeRequest, Reply<Resumed>)| request.timeout;
+                let asked = |resumer: &Resumer| resumer.request.timeout;
                 // The first one's time was journalled with the rest.
                 let longest = resumers
                     .iter()
@@ -305,7 +338,7 @@ impl SandboxTask {
                     None => Ok(()),
                 };
                 let stages = stages.into_vec();
-                for (_, reply) in resumers {
+                for Resumer { reply, .. } in resumers {
                     let resumed = self.resumed(false, tier, stages.clone());
                     answer(reply, extended.clone().map(|()| resumed));
                 }
@@ -322,14 +355,14 @@ impl SandboxTask {
     }
 
     pub(super) fn fail_resumers(&mut self, error: &Error) {
-        for (_, reply) in self.resumers.drain(..) {
+        for Resumer { reply, .. } in self.resumers.drain(..) {
             answer(reply, Err(error.clone()));
         }
     }
 
     /// The pause that they waited for came to nothing.
     async fn answer_resumers_of_running(&mut self) {
-        for (request, reply) in std::mem::take(&mut self.resumers) {
+        for Resumer { request, reply, .. } in std::mem::take(&mut self.resumers) {
             let result = match self.allows(Event::Resume) {
                 Ok(_) => self.extend(request.timeout).await,
                 Err(error) => Err(error),
@@ -352,12 +385,12 @@ impl SandboxTask {
         }
     }
 
-    pub(super) fn fail_waiters(&mut self, reason: &str) {
+    pub(super) fn fail_waiters(&mut self, trouble: &SavingTrouble) {
         let id = &self.vm.record.id;
+        let context =
+            format!("sandbox {id} is paused, but its state is not durable yet; that is tried again");
         for Waiter { reply, .. } in self.waiters.drain(..) {
-            let context =
-                format!("sandbox {id} is paused, but its state is not durable yet; that is tried again");
-            answer(reply, Err(Error::Internal { context, reason: reason.to_owned() }));
+            answer(reply, Err(trouble.to_error(&context)));
         }
     }
 

@@ -24,7 +24,6 @@ impl SandboxTask {
             id: record.id.clone(),
             template_id: record.template_id.clone(),
             template_name: record.template_name.clone(),
-            state,
             started_at: self.tenancy.started_at,
             end_at: self.tenancy.end_at,
             life_time: self.tenancy.life_time,
@@ -36,7 +35,9 @@ impl SandboxTask {
             internet_access: self.tenancy.internet_access,
             on_timeout: self.tenancy.on_timeout,
             auto_resume: self.tenancy.auto_resume,
+            woken_by_traffic: state == SandboxState::Paused && self.is_woken_by_traffic(),
             saved: self.saved_view(),
+            state,
         }
     }
 
@@ -45,16 +46,19 @@ impl SandboxTask {
         let record = &self.vm.record;
         let save = record.saves.last().filter(|_| !matches!(record.phase, Phase::Lost | Phase::Killing))?;
         let hot = record.phase == Phase::Paused && self.vm.machine.is_some();
+        let pending = self.pending();
         Some(SavedView {
             number: save.number,
             saved_at: save.saved_at,
             mode: save.mode,
             durability: save.durability,
-            pending: self.pending(),
+            trouble: pending.as_ref().and_then(|_| self.saving.trouble()).map(|trouble| trouble.cause),
+            pending,
+            unstored_bytes: record.saves.unstored_bytes(),
             tier: if hot { Tier::Hot } else { Tier::Cold },
             memory_layers: save.memory.as_ref().map_or(0, |memory| memory.chain.layers.len()),
             memory_bytes: save.memory.as_ref().map(|memory| memory.stored_bytes),
-            disk_bytes: None,
+            disk_bytes: save.disk_bytes,
             stopped: save.stopped,
             flushed: save.flushed,
             fallback: record.saves.fallback,
@@ -68,9 +72,9 @@ impl SandboxTask {
             Some(Step::StoreMemory(_)) => "storing its memory",
             Some(Step::MakeLocal(_)) => "making it durable",
         };
-        Some(match &self.saving_trouble {
+        Some(match self.saving.trouble() {
             None => what.to_owned(),
-            Some(trouble) => format!("{what} (tried again, it failed: {trouble})"),
+            Some(trouble) => format!("{what} (tried again, it failed: {})", trouble.reason),
         })
     }
 

@@ -302,6 +302,59 @@ async fn a_pause_followed_at_once_by_a_resume_is_never_stuck() {
     node.shutdown().await;
 }
 
+#[tokio::test]
+async fn traffic_during_a_pause_wakes_what_the_pause_left_or_nothing() {
+    let world = World::prepared().await;
+    let node = world.start(0).await;
+    let wanted = |auto_resume| CreateRequest { auto_resume, ..request() };
+    let ids = [true, false].map(|auto_resume| (auto_resume, wanted(auto_resume)));
+    for (auto_resume, wanted) in ids {
+        let id = node.create(wanted).await.unwrap().sandbox.id;
+        // What the pause before kept says nothing of what this one will keep.
+        for (mode, lasts) in [(PauseMode::Full, !auto_resume), (PauseMode::Filesystem, true)] {
+            for before in [PauseMode::Full, PauseMode::Filesystem] {
+                node.pause(&id, PauseRequest { mode: before, ..PauseRequest::default() }).await.unwrap();
+                resume(&node, &id).await;
+                let boots = count(&world, Operation::Boot);
+                // Asked in this order, so that the second one meets the first.
+                let pausing = node.pause(&id, PauseRequest { mode, ..PauseRequest::default() });
+                let (paused, woken) = tokio::join!(pausing, node.wake(&id, HOUR));
+                let what = format!("{mode:?} after {before:?}, auto_resume {auto_resume}: {woken:?}");
+                paused.unwrap();
+                assert_eq!(is_paused(&node, &id), lasts, "{what}");
+                assert_eq!(matches!(woken, Err(Error::IsPaused(_))), lasts, "{what}");
+                assert_eq!(count(&world, Operation::Boot), boots, "{what}");
+                assert!(!lasts || !node.get(&id).unwrap().woken_by_traffic, "{what}");
+                // A caller is served whatever traffic may do.
+                assert_eq!(resume(&node, &id).await.was_running, !lasts, "{what}");
+            }
+        }
+        node.kill(&id).await.unwrap();
+    }
+    world.only(0).await;
+    node.shutdown().await;
+}
+
+#[tokio::test]
+async fn while_it_is_being_paused_it_tells_whether_traffic_will_wake_it() {
+    for (mode, wakes) in [(PauseMode::Full, true), (PauseMode::Filesystem, false)] {
+        let world = World::prepared().await;
+        let node = world.start(0).await;
+        let id = node.create(CreateRequest { auto_resume: true, ..request() }).await.unwrap().sandbox.id;
+        assert!(!node.get(&id).unwrap().woken_by_traffic, "it runs");
+        world.host.fail_call(Operation::Stop, 0, Fault::HangBefore);
+        let (pausing, of) = (node.clone(), id.clone());
+        let request = PauseRequest { mode, ..PauseRequest::default() };
+        let work = tokio::spawn(async move { pausing.pause(&of, request).await });
+        world.host.wait_for_hang(1).await;
+        let view = node.get(&id).unwrap();
+        assert_eq!((view.state, view.woken_by_traffic), (SandboxState::Paused, wakes), "{mode:?}");
+        node.kill(&id).await.unwrap();
+        assert!(work.await.unwrap().is_err());
+        node.shutdown().await;
+    }
+}
+
 /// F-2.
 #[tokio::test]
 async fn the_end_of_its_time_pauses_a_sandbox_that_is_to_be_kept() {

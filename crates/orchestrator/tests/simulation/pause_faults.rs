@@ -3,7 +3,8 @@
 use crate::pause::{pause, resume};
 use crate::world::{HOUR, World, eventually, request};
 use aenv_orchestrator::{
-    Durability, Error, LossCause, Orchestrator, PauseRequest, ResumeRequest, SandboxState, Settings, Tier,
+    Durability, Error, LossCause, Orchestrator, PauseRequest, ResumeRequest, SandboxState, SaveTrouble,
+    Settings, Tier,
 };
 use aenv_protocol::ids::SandboxId;
 use aenv_testkit::{Fault, Operation};
@@ -257,6 +258,57 @@ async fn a_store_that_fails_afterwards_is_shown_and_tried_again_and_nothing_is_l
     node.kill(&id).await.unwrap();
     world.only(0).await;
     node.shutdown().await;
+}
+
+/// Files of changes of a sandbox, by the numbers of their saves.
+fn changes(world: &World, id: &SandboxId) -> Vec<u64> {
+    let path = |number| world.path(&format!("data/sandboxes/{id}/captures/{number}/changes"));
+    (1..100).filter(|number| path(*number).exists()).collect()
+}
+
+#[tokio::test]
+async fn while_nothing_can_be_stored_pauses_go_on_what_they_leave_is_bounded_and_that_is_told() {
+    for keeps_log in [false, true] {
+        let world = World::prepared_with(keeps_log).await;
+        let node = world.start(0).await;
+        let id = node.create(request()).await.unwrap().sandbox.id;
+        let name = World::vm_name(&id);
+        let obstacle =
+            |number| Obstacle::at(world.path(&format!("data/sandboxes/{id}/captures/{number}/memory")));
+        let obstacles: Vec<_> = (1..=60).map(obstacle).collect();
+        for round in 1..=60_u8 {
+            world.host.write(&name, u64::from(round % 7), round);
+            pause(&node, &id).await;
+            eventually("it is told that nothing is stored", || {
+                node.get(&id).unwrap().saved.unwrap().trouble == Some(SaveTrouble::Internal)
+            })
+            .await;
+            let saved = node.get(&id).unwrap().saved.unwrap();
+            assert_eq!(saved.durability, Durability::Process, "round {round}");
+            assert!(saved.unstored_bytes > 0 && saved.pending.is_some(), "round {round}");
+            assert_eq!(resume(&node, &id).await.tier, Tier::Hot);
+        }
+        // Those that wait, and the one whose removal may be under way.
+        eventually("what nothing needs is removed", || changes(&world, &id).len() <= 17).await;
+        assert!(changes(&world, &id).contains(&60));
+        for obstacle in obstacles {
+            obstacle.remove();
+        }
+        pause(&node, &id).await;
+        world.settled(&node, &id).await;
+        let saved = node.get(&id).unwrap().saved.unwrap();
+        assert_eq!((saved.trouble, saved.unstored_bytes), (None, 0));
+        assert!(changes(&world, &id).is_empty(), "keeps_log {keeps_log}");
+        node.release(&id).await.unwrap();
+        resume(&node, &id).await;
+        for page in 0..7 {
+            let last = (1..=60).rev().find(|round| round % 7 == page).unwrap();
+            assert_eq!(world.host.read(&name, page.into()), (last, last), "keeps_log {keeps_log}");
+        }
+        node.kill(&id).await.unwrap();
+        world.only(0).await;
+        node.shutdown().await;
+    }
 }
 
 #[tokio::test]

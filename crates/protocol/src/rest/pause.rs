@@ -105,7 +105,7 @@ pub struct SavedState {
     /// Bytes that this save added to the layers of memory; absent until known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Bytes that the sandbox's disk stores beyond its template's; absent until known.
+    /// Bytes that the sandbox's disk stored then, beyond its template's; absent where disks share blocks by their filesystem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<u64>,
     /// How long the guest stood still for it, in milliseconds.
@@ -118,6 +118,13 @@ pub struct SavedState {
     /// What is still being done for it, or why that fails; absent when nothing is left to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<String>,
+    /// Why that fails, while it does, in the words of `error_code`, or `block_service_away`. It is tried again, and `durability`
+    /// tells what is true meanwhile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// Bytes of memory that wait to be stored, in files beside the layers; absent when there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unstored_bytes: Option<u64>,
 }
 
 #[cfg(test)]

@@ -166,6 +166,9 @@ pub struct Sealed {
     pub layers: Vec<LayerRef>,
     /// The top that is written from now on.
     pub writable_top: Name,
+    /// What its tops store, as in [`DiskView::stored_bytes`]. None from a service of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_bytes: Option<u64>,
 }
 
 /// Drops what was written to a disk, which nobody uses, since one of its seals.

@@ -125,7 +125,7 @@ impl Tables {
         let tops = disk.tops.iter().take(position + 1);
         let tops = tops.map(|top| LayerRef::Top { disk: name.clone(), top: top.clone() });
         let layers = disk.made_by.layers.iter().cloned().chain(tops).collect();
-        Ok(Sealed { sealed, layers, writable_top: next_top(disk)? })
+        Ok(Sealed { sealed, layers, writable_top: next_top(disk)?, stored_bytes: Some(0) })
     }
 
     pub(super) fn rewind(&mut self, name: &str, wished: &RewindDisk) -> Result<DiskView, Refused> {

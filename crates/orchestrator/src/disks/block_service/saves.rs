@@ -3,7 +3,7 @@
 //! Owns nothing but the rule how a save's images and files are called.
 
 use super::{ServiceDisks, disk_name, name};
-use crate::disks::{Base, Disks as _, MemoryChain, MemoryLayer, MemoryParts, SaveName};
+use crate::disks::{Base, Disks as _, MemoryChain, MemoryLayer, MemoryParts, SaveName, SealedDisk};
 use crate::stage::Cause;
 use aenv_protocol::ids::SandboxId;
 use aenv_storage::StorageError;
@@ -12,7 +12,6 @@ use aenv_storage::cache::BlockCache;
 use aenv_storage::memory_chain::{self, MemoryFiles, NewLayer, Over};
 use aenv_vmm::CaptureBase;
 use std::collections::BTreeSet;
-use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -43,14 +42,15 @@ impl ServiceDisks {
         self.layers.join(format!("{LAYER}{}-{}", save.vm, save.number))
     }
 
-    pub(super) async fn seal_disk(&self, save: &SaveName) -> Result<Base, Cause> {
+    pub(super) async fn seal_disk(&self, save: &SaveName) -> Result<SealedDisk, Cause> {
         let name = disk_name(&save.vm)?;
         let disk = self.client.disk(&name).await?;
         if let Some(path) = disk.path {
             // The VMM writes to a block device by way of the kernel's cache.
             blocking(move || write_back(&path)).await?;
         }
-        Ok(Base::Layers(self.client.seal_disk(&name, disk.writable_top).await?.layers))
+        let sealed = self.client.seal_disk(&name, disk.writable_top).await?;
+        Ok(SealedDisk { base: Base::Layers(sealed.layers), stored_bytes: sealed.stored_bytes })
     }
 
     pub(super) async fn hold_disk(&self, save: &SaveName, base: &Base) -> Result<(), Cause> {
@@ -161,28 +161,26 @@ impl ServiceDisks {
         for kind in [MAPPED, MEMORY, DISK] {
             self.client.delete_image(&image_name(kind, save)?).await?;
         }
-        // A later save may lie on its layer, so that one takes it along: all that no image names goes.
-        let images = self.client.images().await?.images;
-        let layers = images.iter().flat_map(|image| &image.layers);
-        let needed: BTreeSet<OsString> = layers
-            .filter_map(|layer| match layer {
-                LayerRef::File { file } => file.file_name().map(OsStr::to_owned),
-                LayerRef::Raw { .. } | LayerRef::Top { .. } => None,
-            })
-            .collect();
-        let prefix = format!("{LAYER}{}-", save.vm);
-        self.remove_layers(move |name| {
-            name.as_encoded_bytes().starts_with(prefix.as_bytes()) && !needed.contains(name)
-        })
-        .await
+        Ok(())
+    }
+
+    pub(super) async fn remove_layer(
+        &self,
+        save: &SaveName,
+        used: &BTreeSet<PathBuf>,
+    ) -> Result<bool, Cause> {
+        let path = self.layer_path(save);
+        // By their names: the directory may have been spelled in another way when they were written.
+        if used.iter().any(|layer| layer.file_name() == path.file_name()) {
+            return Ok(false);
+        }
+        let _turn = self.turn(&save.vm).await;
+        blocking(move || remove_if_there(&path)).await?;
+        Ok(true)
     }
 
     /// Removes what a node that was killed was writing. Nothing is being written yet.
     pub(super) async fn remove_half_written(&self) -> Result<(), Cause> {
-        self.remove_layers(|name| name.as_encoded_bytes().starts_with(HALF_WRITTEN.as_bytes())).await
-    }
-
-    async fn remove_layers(&self, is_over: impl Fn(&OsStr) -> bool + Send + 'static) -> Result<(), Cause> {
         let directory = self.layers.clone();
         blocking(move || {
             let entries = match std::fs::read_dir(&directory) {
@@ -193,14 +191,8 @@ impl ServiceDisks {
             };
             for entry in entries {
                 let entry = entry.map_err(|error| failed("list", &directory, error))?;
-                if !is_over(&entry.file_name()) {
-                    continue;
-                }
-                match std::fs::remove_file(entry.path()) {
-                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                        return Err(failed("remove", &entry.path(), error));
-                    }
-                    _ => {}
+                if entry.file_name().as_encoded_bytes().starts_with(HALF_WRITTEN.as_bytes()) {
+                    remove_if_there(&entry.path())?;
                 }
             }
             Ok(())
@@ -229,6 +221,13 @@ fn chain_of(layers: &[LayerRef]) -> MemoryChain {
         }
     }
     chain
+}
+
+fn remove_if_there(path: &std::path::Path) -> Result<(), StorageError> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed("remove", path, error)),
+        _ => Ok(()),
+    }
 }
 
 fn length(path: &std::path::Path) -> Result<u64, StorageError> {
