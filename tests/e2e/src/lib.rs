@@ -2,6 +2,7 @@
 //!
 //! Owns no state. Each test binary covers one promise; tests that hurt a node start one for themselves.
 
+pub mod websocket;
 pub mod witness;
 
 use aenv_testkit::client::Client;

@@ -1,6 +1,7 @@
 //! Pause and resume: processes, files and memory go on where they were, whatever was killed meanwhile, and nothing is left.
 #![expect(clippy::unwrap_used, reason = "a step that fails fails the test")]
 
+use aenv_e2e::websocket::WebSocket;
 use aenv_e2e::witness::{PORT, Witness, boot_of};
 use aenv_e2e::{own_node, shared, shared_instance};
 use aenv_testkit::client::{Client, Ended, Sandbox};
@@ -185,6 +186,51 @@ async fn a_sandbox_is_paused_when_its_time_is_over_and_traffic_wakes_it() {
     let path = format!("/v2/sandboxes/{}/connect", sandbox.id);
     assert_eq!(client.call(Method::POST, &path, "").await.unwrap().status, StatusCode::CREATED);
     assert_eq!(client.run(&sandbox, "cat /root/last").await.unwrap(), "unflushed");
+    assert!(client.kill(&sandbox).await.unwrap());
+}
+
+/// Its connection breaks visibly, the one that a client opens then wakes it, and the program goes on. One that is to sleep is
+/// not booted by that, however early the client is.
+#[tokio::test]
+async fn a_web_socket_wakes_what_was_paused_under_it() {
+    let client = shared();
+    let more = json!({ "metadata": { "test": "pause" }, "autoResume": { "enabled": true } });
+    let sandbox = client.create(900, &more).await.unwrap();
+    let mut socket = WebSocket::start(&client, &sandbox).await.unwrap();
+    assert_eq!(socket.say("first").await.unwrap(), 1);
+    for (count, early) in [(2, true), (3, false)] {
+        let reconnected = {
+            let (client, sandbox) = (client.clone(), sandbox.clone());
+            tokio::spawn(async move {
+                socket.until_broken().await?;
+                if !early {
+                    client
+                        .until(&sandbox, PATIENCE, |detail| !detail["saved"]["pending"].is_string())
+                        .await?;
+                }
+                WebSocket::until_open(&client, &sandbox, |status| status == StatusCode::CONFLICT).await
+            })
+        };
+        client.pause(&sandbox, &json!({})).await.unwrap();
+        socket = reconnected.await.unwrap().unwrap();
+        assert_eq!(socket.say("again").await.unwrap(), count, "the program did not go on");
+        assert_eq!(client.detail(&sandbox).await.unwrap()["state"], "running");
+    }
+    let refused = {
+        let (client, sandbox) = (client.clone(), sandbox.clone());
+        tokio::spawn(async move {
+            socket.until_broken().await?;
+            let mut seen = Vec::new();
+            for _ in 0..10 {
+                seen.push(WebSocket::open(&client, &sandbox).await?.err());
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            anyhow::Ok(seen)
+        })
+    };
+    client.pause(&sandbox, &json!({ "memory": false })).await.unwrap();
+    assert_eq!(refused.await.unwrap().unwrap(), [Some(StatusCode::BAD_GATEWAY); 10]);
+    assert_eq!(client.detail(&sandbox).await.unwrap()["state"], "paused");
     assert!(client.kill(&sandbox).await.unwrap());
 }
 
