@@ -64,7 +64,7 @@ fn vm_group(instance: &Instance, hierarchy: &Hierarchy) -> Result<Option<PathBuf
     let name = instance.instance.to_string();
     let outcome = Cgroups::inspect(&name, instance.vmm.cgroup.as_deref());
     if let Outcome::Usable(plan) = outcome.context("cannot look at the control groups of VMs")? {
-        return Ok(Some(plan.parent().to_owned()));
+        return Ok(Some(plan.parent()));
     }
     let own = group_of(std::process::id()).context("cannot find the node's control group")?;
     Ok(own.map(|group| hierarchy.mount.join(group)))

@@ -74,7 +74,7 @@ impl WebSocket {
             match Self::open(client, sandbox).await? {
                 Ok(open) => return Ok(open),
                 Err(status) => {
-                    ensure!(passing(status) && asked.elapsed() < PATIENCE, "no WebSocket: {status}")
+                    ensure!(passing(status) && asked.elapsed() < PATIENCE, "no WebSocket: {status}");
                 }
             }
             tokio::time::sleep(Duration::from_millis(100)).await;

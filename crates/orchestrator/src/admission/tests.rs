@@ -153,7 +153,7 @@ async fn no_wakeup_is_lost_when_those_who_wait_go_away() {
             }
         }
         for (number, task) in impatient.iter().enumerate() {
-            if (number as u64 + round) % 2 == 0 {
+            if (number as u64 + round).is_multiple_of(2) {
                 tokio::task::yield_now().await;
             }
             task.abort();
@@ -218,9 +218,9 @@ struct Model {
 }
 
 impl Model {
-    fn happen(&mut self, happening: Happening) -> Result<(), TestCaseError> {
+    fn happen(&mut self, happening: &Happening) -> Result<(), TestCaseError> {
         match happening {
-            Happening::Enter(purpose, bytes) => self.enter(purpose, bytes)?,
+            Happening::Enter(purpose, bytes) => self.enter(*purpose, *bytes)?,
             Happening::Leave(index) if !self.callers.is_empty() || !self.others.is_empty() => {
                 let index = index.index(self.callers.len() + self.others.len());
                 let ticket = match index.checked_sub(self.callers.len()) {
@@ -299,7 +299,7 @@ proptest! {
             holding: Vec::new(),
         };
         for happening in happenings {
-            model.happen(happening)?;
+            model.happen(&happening)?;
         }
         let mut rounds = 0;
         while !(model.callers.is_empty() && model.others.is_empty()) {
