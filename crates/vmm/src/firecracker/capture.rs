@@ -1,18 +1,16 @@
 //! Writes memory and device state of a stopped Firecracker machine to files of the caller.
 //!
-//! Owns the capture directory of a jail and the knowledge of what the memory is made of. Firecracker writes the pages that
-//! were dirtied since its previous snapshot, and forgets them; so what it writes is worth something only together with
-//! everything since the start:
+//! Owns the capture directory of a jail and the knowledge of what the memory is made of. Firecracker can write the pages that
+//! were dirtied since its previous snapshot. Only the first such set is complete: it marks buffers for received frames when it
+//! takes them from the guest's ring, not when it fills them, and a snapshot in between forgets the marks
+//! (docs/decisions/2026-11-30-firecracker-driver.md). So:
 //!
 //! ```text
-//! start            base (zeros or the restored image)
-//! changes ─▶ c1    base ◀ c1                    c1 goes to the caller; its file is kept open
-//! whole   ─▶ w     base ◀ c1 ◀ (new changes)    blocks are shared, not copied, where the filesystem can
-//! changes ─▶ c2    w ◀ c2
+//! start              base (zeros or the restored image)
+//! first, changes ─▶  what was dirtied since the start
+//! first, whole   ─▶  base ◀ what was dirtied            blocks are shared, not copied, where the filesystem can
+//! later ones     ─▶  all of the memory, by Firecracker
 //! ```
-//!
-//! When a link is lost (a capture failed half-way, the VM was adopted after a capture) the next one is whole, and asks
-//! Firecracker for all of the memory.
 
 use super::jail::on_path;
 use super::requests::{Snapshot, name};
@@ -28,39 +26,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Made before the first capture: from then on a later process of ours cannot know what the memory is made of.
+/// Made before the first capture: a later process of ours must know that there was one.
 const CAPTURED: &str = "captured";
-/// Files kept open for a later whole capture; when there are more, Firecracker writes all of the memory instead.
-const MOST_CHANGES: usize = 16;
 /// Memory looked at at a time.
 const BATCH_BYTES: u64 = 1 << 20;
 
-/// What a machine's memory is made of, besides the pages dirtied since the previous capture.
+/// What a machine's memory is made of.
 #[derive(Debug)]
 pub(super) enum Lineage {
-    /// The base, then each of the changes over it.
-    Known {
-        /// The image; zeros when absent.
-        base: Option<File>,
-        /// Oldest first.
-        changes: Vec<File>,
-        /// Whether there was a capture since the start.
-        captured: bool,
-    },
-    /// It cannot be told.
-    Lost,
+    /// The pages dirtied so far, over this image; over zeros when there is none.
+    Started(Option<File>),
+    /// There was a capture, so it cannot be told.
+    Captured,
 }
 
 impl Lineage {
-    /// Of a machine that has just been started, from zeros or from an image.
-    pub(super) fn started(base: Option<File>) -> Self {
-        Self::Known { base, changes: Vec::new(), captured: false }
-    }
-
     /// Of a machine that an earlier process of ours started.
     pub(super) fn adopted(run_dir: &Path, pid: u32, memory_bytes: u64) -> io::Result<Self> {
         if marker(run_dir).try_exists()? {
-            return Ok(Self::Lost);
+            return Ok(Self::Captured);
         }
         let mappings = memory::file_mappings(pid)?;
         let candidates = || mappings.iter().filter(|mapping| mapping.private && mapping.writable);
@@ -71,14 +55,14 @@ impl Lineage {
         // A booted guest's memory is anonymous.
         let image = candidates().find(|mapping| covered(&mapping.path) == memory_bytes);
         let base = image.map(|mapping| memory::open_mapped_file(pid, mapping)).transpose()?;
-        Ok(Self::started(base))
+        Ok(Self::Started(base))
     }
 
     /// What Firecracker is to be asked for.
     pub(super) fn snapshot(&self) -> Snapshot {
         match self {
-            Self::Known { changes, .. } if changes.len() < MOST_CHANGES => Snapshot::Diff,
-            Self::Known { .. } | Self::Lost => Snapshot::Full,
+            Self::Started(_) => Snapshot::Diff,
+            Self::Captured => Snapshot::Full,
         }
     }
 }
@@ -93,7 +77,7 @@ pub(super) fn marker(run_dir: &Path) -> PathBuf {
 pub(super) enum Content {
     /// All of the memory.
     Whole,
-    /// The pages that the guest wrote since the previous capture.
+    /// The pages that were written since the start; all of the memory where that cannot be told.
     Changes,
 }
 
@@ -150,7 +134,7 @@ impl CaptureDirectory {
                 format!("{} has {length} bytes, more than the {longest} it can have", target.display());
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
-        compose(None, std::slice::from_ref(&source), target)?;
+        compose(None, &source, target)?;
         std::fs::remove_file(&path)
     }
 }
@@ -163,8 +147,8 @@ const LONGEST_STATE: u64 = 16 << 20;
 pub(super) struct Written {
     pub(super) directory: Arc<CaptureDirectory>,
     pub(super) partial: Arc<PartialFiles>,
+    /// As it was when Firecracker was asked, by [`Lineage::snapshot`].
     pub(super) lineage: Lineage,
-    pub(super) snapshot: Snapshot,
     pub(super) content: Content,
     /// Size of the guest's memory.
     pub(super) memory_bytes: u64,
@@ -173,8 +157,8 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// Puts the files where the caller wants them. Blocks. Returns what the memory is made of from now on.
-    pub(super) fn finish(self) -> io::Result<(CaptureReport, Lineage)> {
+    /// Puts the files where the caller wants them. Blocks.
+    pub(super) fn finish(self) -> io::Result<CaptureReport> {
         let started = Instant::now();
         let target = &self.partial.files().memory;
         let changed = OpenOptions::new().read(true).write(true).open(self.directory.path(name::MEMORY))?;
@@ -185,28 +169,24 @@ impl Written {
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
         let mut counts = Counts { changed_pages: pages(&data_extents(&changed)?), zero_pages: 0 };
-        let (base, lineage) = match (self.snapshot, self.lineage) {
-            (Snapshot::Diff, Lineage::Known { base, mut changes, captured }) => {
-                if self.content == Content::Changes {
-                    self.directory.take(name::MEMORY, target, self.memory_bytes)?;
-                    changes.push(File::open(target)?);
-                    let since = if captured { CaptureBase::PreviousCapture } else { CaptureBase::Start };
-                    (since, Lineage::Known { base, changes, captured: true })
-                } else {
-                    if base.is_none() && changes.is_empty() {
-                        self.directory.take(name::MEMORY, target, self.memory_bytes)?;
-                    } else {
-                        changes.push(changed);
-                        compose(base.as_ref(), &changes, target)?;
-                        std::fs::remove_file(self.directory.path(name::MEMORY))?;
-                    }
-                    (CaptureBase::Nothing, whole(target)?)
-                }
+        let base = match (&self.lineage, self.content) {
+            (Lineage::Started(_), Content::Changes) => {
+                self.directory.take(name::MEMORY, target, self.memory_bytes)?;
+                CaptureBase::Start
             }
-            (Snapshot::Full | Snapshot::Diff, _) => {
+            (Lineage::Started(Some(base)), Content::Whole) => {
+                compose(Some(base), &changed, target)?;
+                std::fs::remove_file(self.directory.path(name::MEMORY))?;
+                CaptureBase::Nothing
+            }
+            (Lineage::Started(None), Content::Whole) => {
+                self.directory.take(name::MEMORY, target, self.memory_bytes)?;
+                CaptureBase::Nothing
+            }
+            (Lineage::Captured, _) => {
                 counts.zero_pages = punch_zeros(&changed)?;
                 self.directory.take(name::MEMORY, target, self.memory_bytes)?;
-                (CaptureBase::Nothing, whole(target)?)
+                CaptureBase::Nothing
             }
         };
         self.directory.take(name::STATE, &self.partial.files().state, LONGEST_STATE)?;
@@ -219,7 +199,7 @@ impl Written {
             memory_time: started.elapsed(),
         };
         self.partial.complete();
-        Ok((report, lineage))
+        Ok(report)
     }
 }
 
@@ -229,16 +209,12 @@ struct Counts {
     zero_pages: u64,
 }
 
-fn whole(image: &Path) -> io::Result<Lineage> {
-    Ok(Lineage::Known { base: Some(File::open(image)?), changes: Vec::new(), captured: true })
-}
-
 fn pages(extents: &[std::ops::Range<u64>]) -> u64 {
     extents.iter().map(|extent| (extent.end - extent.start) / PAGE_SIZE).sum()
 }
 
-/// Makes a new file of `base` with each of `changes` laid over it.
-fn compose(base: Option<&File>, changes: &[File], target: &Path) -> io::Result<()> {
+/// Makes a new file of `base`, or of zeros, with `changes` laid over it.
+fn compose(base: Option<&File>, changes: &File, target: &Path) -> io::Result<()> {
     let image = OpenOptions::new().read(true).write(true).create_new(true).open(target)?;
     if let Some(base) = base {
         reflink(base, &image, target).map_err(|error| match error {
@@ -248,20 +224,17 @@ fn compose(base: Option<&File>, changes: &[File], target: &Path) -> io::Result<(
             }
         })?;
     }
-    for change in changes {
-        if base.is_none() {
-            image.set_len(change.metadata()?.len())?;
-        }
-        for extent in data_extents(change)? {
-            let (mut from, mut to) = (extent.start, extent.start);
-            while from < extent.end {
-                let rest = usize::try_from(extent.end - from).map_err(io::Error::other)?;
-                // Shares blocks where the filesystem can, and copies in the kernel where it cannot.
-                let copied =
-                    rustix::fs::copy_file_range(change, Some(&mut from), &image, Some(&mut to), rest)?;
-                if copied == 0 {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
+    if base.is_none() {
+        image.set_len(changes.metadata()?.len())?;
+    }
+    for extent in data_extents(changes)? {
+        let (mut from, mut to) = (extent.start, extent.start);
+        while from < extent.end {
+            let rest = usize::try_from(extent.end - from).map_err(io::Error::other)?;
+            // Shares blocks where the filesystem can, and copies in the kernel where it cannot.
+            let copied = rustix::fs::copy_file_range(changes, Some(&mut from), &image, Some(&mut to), rest)?;
+            if copied == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
     }

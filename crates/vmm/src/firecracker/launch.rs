@@ -101,7 +101,7 @@ pub(super) async fn prepare(
         || format!("cannot read capture {} and {}", capture.state.display(), capture.memory.display());
     let image = blocking(move || open_image(&files, bytes), context).await?;
     let mut launched = start(driver, spec, placement, Some(capture)).await?;
-    launched.parts.lineage = Lineage::started(Some(image));
+    launched.parts.lineage = Lineage::Started(Some(image));
     launched.parts.prepared = true;
     Ok(launched)
 }
@@ -170,7 +170,7 @@ async fn start(
     match closed {
         Ok(api) => {
             let record = ProcessRecord { pid, start_time, control_socket: socket.clone() };
-            let lineage = Lineage::started(None);
+            let lineage = Lineage::Started(None);
             let parts = Parts { api, console, record, captures, lineage, confined, prepared: false };
             Ok(Launched { process, parts })
         }

@@ -12,7 +12,7 @@ use super::api::{Api, ApiError};
 use super::capture::{self, CaptureDirectory, Content, Lineage, Written};
 use super::ending::{Evidence, says_halted};
 use super::launch::{self, Launched, Parts};
-use super::requests::{self, Request, Snapshot, Wanted};
+use super::requests::{self, Request, Wanted};
 use crate::confinement::Confined;
 use crate::console::Console;
 use crate::driver::{
@@ -113,9 +113,9 @@ impl FirecrackerMachine {
         }
         let partial = PartialFiles::begin(into)?;
         let mut lineage = self.lineage.lock().await;
-        let snapshot = if self.diff_is_broken() { Snapshot::Full } else { lineage.snapshot() };
-        // Firecracker forgets what it writes: whatever goes wrong from here on, a link is lost.
-        let before = std::mem::replace(&mut *lineage, Lineage::Lost);
+        // Firecracker forgets what it writes, whatever goes wrong from here on.
+        let known = std::mem::replace(&mut *lineage, Lineage::Captured);
+        let before = if self.diff_is_broken() { Lineage::Captured } else { known };
         let (directory, user) = (Arc::clone(&self.captures), self.shared.placement.user);
         let marker = capture::marker(&self.shared.placement.run_dir);
         let prepare = move || {
@@ -127,17 +127,14 @@ impl FirecrackerMachine {
         let started = Instant::now();
         let slowest = Duration::from_secs((self.memory_mib << 20) / SLOWEST_HOST);
         let limit = self.driver.settings.command_limit + slowest;
-        self.send_within(&requests::snapshot(snapshot), limit).await?;
+        self.send_within(&requests::snapshot(before.snapshot()), limit).await?;
         let written_in = started.elapsed();
         let directory = Arc::clone(&self.captures);
         let memory_bytes = self.memory_mib << 20;
-        let written =
-            Written { directory, partial, lineage: before, snapshot, content, memory_bytes, written_in };
+        let written = Written { directory, partial, lineage: before, content, memory_bytes, written_in };
         let finished = tokio::task::spawn_blocking(move || written.finish()).await;
         let finished = finished.unwrap_or_else(|error| Err(io::Error::other(error)));
-        let (report, after) = finished.map_err(|source| failed(&into.memory, source))?;
-        *lineage = after;
-        Ok(report)
+        finished.map_err(|source| failed(&into.memory, source))
     }
 
     /// Versions 1.14 mix up the memory regions of a guest that has more than one, which is what more than 3 GiB needs.

@@ -237,9 +237,10 @@ impl Host {
     pub(crate) fn compose(&self, chain: &[(CaptureBase, CaptureFiles)], target: &Path) {
         let target = File::create(target).unwrap();
         target.set_len(self.spec.memory_mib << 20).unwrap();
-        // What builds on the start replaces everything since.
-        let first = chain.iter().rposition(|(base, _)| *base == CaptureBase::Start).unwrap_or(0);
-        let image = chain[..first].iter().filter(|(base, _)| *base == CaptureBase::Nothing);
+        // What is whole, or builds on the start, replaces everything since.
+        let first = chain.iter().rposition(|(base, _)| *base != CaptureBase::PreviousCapture).unwrap_or(0);
+        let on_start = chain[first].0 == CaptureBase::Start;
+        let image = chain[..first].iter().filter(|(base, _)| on_start && *base == CaptureBase::Nothing);
         for (_, files) in image.chain(&chain[first..]) {
             let layer = File::open(&files.memory).unwrap();
             for extent in file::data_extents(&layer).unwrap() {
