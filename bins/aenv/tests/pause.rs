@@ -202,7 +202,7 @@ fn inspect_shows_the_saved_state() {
         "local: survives a power cut",
         "hot",
         "5.00 MiB",
-        "not known yet",
+        "not known",
         "12.3 ms",
         "the disk's seal is written out",
     ] {

@@ -2,11 +2,13 @@
 //!
 //! Owns the files of disks, tops and images. Knows no connection and no fault.
 
+use aenv_storage::Image as _;
 use aenv_storage::block_service::{
     CacheView, CollectGarbage, Collected, CreateDisk, CreateImage, DiskList, DiskState, DiskView, ErrorCode,
     ExportView, ImageList, ImageView, LayerRef, Name, RewindDisk, SealDisk, Sealed, Status,
 };
 use aenv_storage::cache::BlockCache;
+use aenv_storage::chain::LayerChain;
 use aenv_storage::layer::Layer;
 use aenv_storage::memory_chain::{self, MemoryFiles};
 use std::collections::BTreeMap;
@@ -97,7 +99,7 @@ impl Tables {
             None => Vec::new(),
             Some(LayerRef::Raw { raw }) => read(raw)?,
             Some(LayerRef::Top { disk, top }) => read(&self.top_path(disk, top))?,
-            Some(LayerRef::File { file }) => return Err((ErrorCode::Invalid, format!("{}", file.display()))),
+            Some(LayerRef::File { .. }) => read_layers(&wished.layers)?,
         };
         write(&self.disk_path(&name), &content)?;
         let disk = Disk { made_by: wished, tops: Vec::new(), made_tops: 0, kept: false };
@@ -183,7 +185,9 @@ impl Tables {
                 LayerRef::Top { disk, top } => drop(read(&self.top_path(disk, top))?),
             }
         }
-        if !files.layers.is_empty() {
+        // What is made of tops is a disk, and is not read by itself.
+        let is_memory = wished.layers.iter().all(|layer| !matches!(layer, LayerRef::Top { .. }));
+        if is_memory && !files.layers.is_empty() {
             let path = self.image_path(&name);
             let memory = memory_chain::open(&files, size, &Arc::new(BlockCache::new(1 << 20)));
             let mut content = vec![0; USED_BYTES];
@@ -318,6 +322,21 @@ fn broken(path: &Path, error: &std::io::Error) -> Refused {
 }
 
 /// What a fake guest uses of a file.
+/// The beginning of what layer files show together.
+fn read_layers(layers: &[LayerRef]) -> Result<Vec<u8>, Refused> {
+    let cache = Arc::new(BlockCache::new(1 << 20));
+    let failed = |error: aenv_storage::StorageError| (ErrorCode::Internal, error.to_string());
+    let open = |layer: &LayerRef| match layer {
+        LayerRef::File { file } => Layer::open(file, &cache).map_err(failed),
+        other => Err((ErrorCode::Invalid, format!("{other:?} lies below a layer file"))),
+    };
+    let chain = LayerChain::new(layers.iter().map(open).collect::<Result<_, _>>()?).map_err(failed)?;
+    let used = chain.size().min(u64::try_from(USED_BYTES).unwrap_or(u64::MAX));
+    let mut content = vec![0; usize::try_from(used).unwrap_or(USED_BYTES)];
+    chain.read_at(&mut content, 0).map_err(failed)?;
+    Ok(content)
+}
+
 fn read(path: &Path) -> Result<Vec<u8>, Refused> {
     let mut content = Vec::new();
     let limit = u64::try_from(USED_BYTES).unwrap_or(u64::MAX);
