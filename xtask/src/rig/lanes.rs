@@ -64,7 +64,8 @@ fn run_in_lanes(
 
 fn run_apart(project: &Project, extent: Extent, suite: &Suite) -> Result<()> {
     let log = project.log_dir().join(format!("rig-suite-{}.log", suite.name));
-    let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+    // Not this process's own file, which the build of everything has replaced.
+    let mut command = Command::new(project.binary("xtask"));
     command.current_dir(project.root()).args(["rig", "--no-build", "--suite", suite.name]);
     if extent == Extent::Brief {
         command.arg("--brief");
@@ -79,7 +80,11 @@ fn run_apart(project: &Project, extent: Extent, suite: &Suite) -> Result<()> {
         suite.purpose,
         seconds(started.elapsed())
     ));
-    result.map_err(|_| anyhow!("{}\n(all of it: {})", tail(&log, SHOWN_BYTES), log.display()))
+    result.map_err(|error| {
+        // The rest of the error is the end of the log, of which more is shown here.
+        let what = error.to_string().lines().next().unwrap_or_default().to_owned();
+        anyhow!("{what}\n{}\n(all of it: {})", tail(&log, SHOWN_BYTES), log.display())
+    })
 }
 
 /// What the suite's test programs say about themselves.
