@@ -281,10 +281,16 @@ impl Host {
         .unwrap()
     }
 
+    /// Waits until there is none for a while: one that is just being started has no name yet.
     pub(crate) async fn until_no_process_is_left(&self, patience: Duration) {
         let started = Instant::now();
-        while !self.processes().is_empty() {
-            assert!(started.elapsed() < patience, "left behind: {:?}", self.processes());
+        let mut seen = Instant::now();
+        while seen.elapsed() < Duration::from_secs(1) {
+            let processes = self.processes();
+            if !processes.is_empty() {
+                seen = Instant::now();
+                assert!(started.elapsed() < patience, "left behind: {processes:?}");
+            }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
