@@ -24,6 +24,7 @@ use place::NESTED_BASELINE;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Longest wait for a standby to be refilled before a create is made anyway.
@@ -90,7 +91,8 @@ pub(crate) fn create(project: &Project, options: &Options) -> Result<()> {
     if let Some(runs) = options.baseline {
         naive::build(project)?;
         // `auto`: what the node chose here, the baseline chooses too.
-        report.baseline = naive::measure(project, naive::Of::Create, "auto", &node.data_dir, runs)?;
+        let measured = |area: &Path| naive::measure(project, naive::Of::Create, "auto", area, runs);
+        report.baseline = place::in_area(project, measured)?;
     }
     show(&report, options)
 }

@@ -11,7 +11,7 @@
 //!
 //! Prints one JSON object: milliseconds of every run, by way. Owns the VMs and networks it makes (instance `n`), and removes
 //! them. Settings come from the environment: AENV_DRIVER (`qemu`, `firecracker`, `auto`), AENV_GUEST_DIR, AENV_BENCH_DIR (a directory on a
-//! file system with reflinks), AENV_BENCH_RUNS, AENV_BENCH_OF (`create`: all but the whole pause; `pause`: it and the eager copy).
+//! file system with reflinks), AENV_BENCH_RUNS, AENV_BENCH_OF (`create`: all but the whole pause; `pause`: it, the eager copy and the boot).
 #![expect(clippy::print_stdout, reason = "the result of the program")]
 
 use aenv_network::{LinuxSlots, Slot, SlotSettings, Slots as _};
@@ -117,12 +117,10 @@ impl Bench {
         let mut note = |way, time: Duration| times.entry(way).or_default().push(time.as_secs_f64() * 1e3);
         let capture = self.capture().await?;
         for _ in 0..runs {
-            if !of_pause {
-                let started = Instant::now();
-                let vm = self.boot(Copies::Full).await?;
-                note("boot", started.elapsed());
-                self.remove(vm).await?;
-            }
+            let started = Instant::now();
+            let vm = self.boot(Copies::Full).await?;
+            note("boot", started.elapsed());
+            self.remove(vm).await?;
 
             let started = Instant::now();
             let image = self.directory.join("image-copy");

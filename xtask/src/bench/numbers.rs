@@ -1,6 +1,6 @@
 //! Percentiles, the table they are printed in, and numbers read from the system. Owns no state.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
 use serde::Serialize;
 
@@ -63,16 +63,28 @@ pub(crate) fn server_timing(header: &str) -> Vec<(String, f64)> {
 pub(crate) fn process_of(vm: &str) -> Result<i32> {
     // QEMU's spelling, and Firecracker's.
     let names = [format!("process={vm}"), format!("--id\0{}", vm.trim_start_matches("aenv-"))];
+    let found = find_process(|words| {
+        let line = words.join("\0");
+        names.iter().any(|name| line.contains(name))
+    });
+    found?.with_context(|| format!("no process of {vm} is on this host"))
+}
+
+/// A process whose command line is as wanted.
+pub(crate) fn find_process(wanted: impl Fn(&[String]) -> bool) -> Result<Option<i32>> {
     for entry in std::fs::read_dir("/proc").context("cannot list processes")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         // Processes end while they are looked at.
         let Ok(command_line) = std::fs::read(entry.path().join("cmdline")) else { continue };
-        let command_line = String::from_utf8_lossy(&command_line);
-        if names.iter().any(|name| command_line.contains(name)) {
-            return Ok(pid);
+        let words: Vec<String> = command_line
+            .split(|byte| *byte == 0)
+            .map(|word| String::from_utf8_lossy(word).into_owned())
+            .collect();
+        if wanted(&words) {
+            return Ok(Some(pid));
         }
     }
-    bail!("no process of {vm} is on this host")
+    Ok(None)
 }
 
 /// Proportional share of memory of the process whose command line names the VM, in MiB.

@@ -9,8 +9,10 @@
 //!   whether the second pause pays for what was written before the first, as ratios
 //! * curve: one sandbox, always the same small change, what each of its pauses stores
 //! * crowd: 1, 10, with `--full` 50 sandboxes, all paused at once and all resumed at once
-//! * baseline (`--driver`, or `--baseline`): the same without AENV, by full copies of memory and disk; as ratios
+//! * cycles (`--cycles`): very many pauses and resumes of one sandbox, what of memory, files and disk they leave
+//! * baseline (`--driver`, or `--baseline`): the same without AENV, by full copies of memory and disk, or a boot; as ratios
 
+mod cycles;
 mod guest;
 mod report;
 mod session;
@@ -24,6 +26,7 @@ use crate::stages::say;
 use anyhow::{Context, Result};
 use report::{Crowd, PauseSamples, Point, Report, ResumeSamples, SecondPause};
 use session::{Pause, Session};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
@@ -32,6 +35,8 @@ const SETTLE: Duration = Duration::from_millis(300);
 /// Sandboxes at once.
 const CROWDS: [usize; 2] = [1, 10];
 const FULL_CROWD: usize = 50;
+/// What a guest of 512 MiB that does little takes of the host, its VMM included, with some room to spare.
+const GUEST_MIB: usize = 160;
 /// Written before each pause of the curve, and beside the much that was written before, in MB.
 const LITTLE: usize = 1;
 
@@ -56,6 +61,12 @@ pub(crate) struct Options {
     /// Also 50 sandboxes at once
     #[arg(long)]
     full: bool,
+    /// Pauses and resumes of one sandbox, looked at for what they leave
+    #[arg(long, default_value_t = 0)]
+    cycles: usize,
+    /// Minutes after which no more of them is begun
+    #[arg(long, default_value_t = 60)]
+    cycles_limit: usize,
     /// Measure this driver in the nested production machine, with a node of its own, instead of the node that `up` started
     #[arg(long, value_name = "firecracker")]
     driver: Option<String>,
@@ -76,7 +87,8 @@ pub(crate) fn run(project: &Project, options: &Options) -> Result<()> {
     let mut report = place::runtime()?.block_on(measure(&mut node, options))?;
     if let Some(runs) = options.baseline {
         naive::build(project)?;
-        report.baseline = naive::measure(project, naive::Of::Pause, "auto", &node.data_dir, runs)?;
+        let measured = |area: &Path| naive::measure(project, naive::Of::Pause, "auto", area, runs);
+        report.baseline = place::in_area(project, measured)?;
     }
     show(&report, options)
 }
@@ -100,6 +112,8 @@ impl Options {
             ("--dirty", self.dirty),
             ("--megabytes", self.megabytes),
             ("--curve", self.curve),
+            ("--cycles", self.cycles),
+            ("--cycles-limit", self.cycles_limit),
             ("--baseline", self.baseline.unwrap_or(NESTED_BASELINE)),
         ];
         let mut words = place::words(&numbers, self.json);
@@ -122,7 +136,15 @@ async fn measure(node: &mut Found, options: &Options) -> Result<Report> {
     report.resume = resumes.summaries();
     report.curve = curve(node, options.curve).await?;
     for count in CROWDS.into_iter().chain(options.full.then_some(FULL_CROWD)) {
+        if let Some(reason) = no_room_for(count)? {
+            say(&format!("{count} sandboxes at once are left out: {reason}"));
+            continue;
+        }
         report.crowds.push(crowd(node, count).await?);
+    }
+    if options.cycles > 0 {
+        let limit = Duration::from_secs(60).saturating_mul(u32::try_from(options.cycles_limit)?);
+        report.cycles = Some(cycles::run(node, options.cycles, limit).await?);
     }
     Ok(report)
 }
@@ -223,6 +245,18 @@ async fn curve(node: &mut Found, count: usize) -> Result<Vec<Point>> {
     }
     session.end().await?;
     Ok(points)
+}
+
+/// Why so many mostly idle guests do not fit into this host's memory, if they do not.
+fn no_room_for(sandboxes: usize) -> Result<Option<String>> {
+    let table = std::fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
+    let available = table.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let available =
+        available.and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<usize>().ok());
+    let available = available.context("/proc/meminfo does not tell what is available")? / 1024;
+    let needed = sandboxes * GUEST_MIB;
+    let reason = format!("they may need {needed} MiB, {available} MiB are available");
+    Ok((needed > available).then_some(reason))
 }
 
 /// All paused at once, all resumed at once.

@@ -3,6 +3,7 @@
 
 use super::naive;
 use crate::artifacts;
+use crate::data_area::Area;
 use crate::http::Client;
 use crate::node::Record;
 use crate::project::Project;
@@ -19,6 +20,8 @@ const NESTED_LIMIT: Duration = Duration::from_secs(1800);
 const GUEST_PROCESSORS: u32 = 1;
 /// Seconds for a start in the nested machine: a turn comes late on one processor.
 const START_WAIT: &str = "110";
+/// Most that the file system of a baseline may take.
+const AREA_BYTES: u64 = 16 << 30;
 /// Runs of the baseline in the nested machine where nobody says otherwise.
 pub(super) const NESTED_BASELINE: usize = 5;
 
@@ -29,6 +32,8 @@ pub(super) struct Found {
     pub(super) key: String,
     pub(super) instance: String,
     pub(super) data_dir: PathBuf,
+    /// Of its process.
+    pub(super) pid: i32,
 }
 
 impl Found {
@@ -42,16 +47,17 @@ impl Found {
             .lines()
             .find_map(|line| line.strip_prefix("E2B_API_KEY="))
             .context(".aenv/env has no key")?;
-        Ok(Self::new(&record.listen, key, &record.instance, &record.data_dir))
+        Ok(Self::new(&record, key))
     }
 
-    fn new(address: &str, key: &str, instance: &str, data_dir: &Path) -> Self {
+    fn new(record: &Record, key: &str) -> Self {
         Self {
-            client: Client::new(address, key),
-            address: address.to_owned(),
+            client: Client::new(&record.listen, key),
+            address: record.listen.clone(),
             key: key.to_owned(),
-            instance: instance.to_owned(),
-            data_dir: data_dir.to_owned(),
+            instance: record.instance.clone(),
+            data_dir: record.data_dir.clone(),
+            pid: record.pid,
         }
     }
 
@@ -107,14 +113,20 @@ pub(super) fn inside<T>(
     let variables = [("AENV_DRIVER", driver), ("AENV_START_WAIT_SECONDS", START_WAIT)]
         .map(|(name, value)| (name.to_owned(), value.to_owned()));
     let node = test_node::start(project, &test_node::area(project), &artifacts::rootfs(project), &variables)?;
-    let settings = &node.settings;
-    let mut found = Found::new(&settings.listen, &node.key, &settings.instance, &settings.data_dir);
-    let report = measure(&mut found)?;
-    if let Some(record) = Record::read(&node.record) {
-        record.stop()?;
-    }
+    let record = Record::read(&node.record).context("the node left no record")?;
+    let report = measure(&mut Found::new(&record, &node.key))?;
+    record.stop()?;
     node.purge()?;
     Ok(report)
+}
+
+/// Runs a baseline in a directory whose file system shares blocks: an image is mounted for it if need be.
+pub(super) fn in_area<T>(project: &Project, run: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    let area = Area::beside(&project.work_dir().join("bench"))?;
+    area.prepare(AREA_BYTES)?;
+    let done = run(&area.directory);
+    area.release()?;
+    done
 }
 
 /// A directory on a file system that shares blocks, in the nested machine.

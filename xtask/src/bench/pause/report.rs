@@ -2,6 +2,7 @@
 
 use super::super::naive;
 use super::super::numbers::{Summary, table};
+use super::cycles::{self, Cycles};
 use super::session::{Pause, Resume};
 use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
 use serde::Serialize;
@@ -20,7 +21,8 @@ pub(super) struct Report {
     /// Pauses of one sandbox, with the same small change before each.
     pub(super) curve: Vec<Point>,
     pub(super) crowds: Vec<Crowd>,
-    /// The same without AENV: `whole pause`, `eager copy`.
+    pub(super) cycles: Option<Cycles>,
+    /// The same without AENV: `whole pause`, `eager copy`, `boot`.
     pub(super) baseline: naive::Ways,
 }
 
@@ -230,7 +232,22 @@ impl fmt::Display for Report {
             writeln!(f, "{second}")?;
         }
         writeln!(f, "{}", self.curve_table())?;
-        write!(f, "{}", self.crowd_table())
+        write!(f, "{}", self.crowd_table())?;
+        if let Some(cycles) = &self.cycles {
+            let summaries = [
+                ("pause", &cycles.pause),
+                ("hot resume", &cycles.hot_resume),
+                ("cold resume", &cycles.cold_resume),
+            ];
+            let rows: Vec<_> = summaries
+                .into_iter()
+                .filter_map(|(name, summary)| {
+                    Some((format!("{name}, one after the other"), summary.as_ref()?))
+                })
+                .collect();
+            write!(f, "\n{}\n{}", table("milliseconds", &rows), cycles::table(cycles))?;
+        }
+        Ok(())
     }
 }
 
@@ -248,7 +265,8 @@ impl Report {
             self.pause.iter().map(|(name, own)| (format!("pause, {name}"), &own.answer)).collect();
         let resumes: Vec<_> =
             self.resume.iter().map(|(tier, own)| (format!("resume, {tier}"), &own.answer)).collect();
-        [naive::ratios(&of("whole pause"), &pauses), naive::ratios(&of("eager copy"), &resumes)].join("\n")
+        let ways = [("whole pause", &pauses), ("eager copy", &resumes), ("boot", &resumes)];
+        ways.map(|(way, ours)| naive::ratios(&of(way), ours)).join("\n")
     }
 
     fn curve_table(&self) -> String {
@@ -273,13 +291,16 @@ impl Report {
         let header = [
             "sandboxes at once",
             "all paused, ms",
+            "each",
             "p50",
             "max",
             "all local, ms",
             "all resumed, ms",
+            "each",
             "p50",
             "max",
             "paused, PSS MiB",
+            "each",
         ];
         let parts = |summary: &Option<Summary>| match summary {
             Some(summary) => [format!("{:.1}", summary.p50), format!("{:.1}", summary.max)],
@@ -288,16 +309,20 @@ impl Report {
         let rows = self.crowds.iter().map(|crowd| {
             let [pause_p50, pause_max] = parts(&crowd.pause);
             let [resume_p50, resume_max] = parts(&crowd.resume);
+            let each = |all: f64| format!("{:.1}", all / crowd.sandboxes as f64);
             vec![
                 crowd.sandboxes.to_string(),
                 format!("{:.1}", crowd.all_paused_ms),
+                each(crowd.all_paused_ms),
                 pause_p50,
                 pause_max,
                 format!("{:.1}", crowd.all_local_ms),
                 format!("{:.1}", crowd.all_resumed_ms),
+                each(crowd.all_resumed_ms),
                 resume_p50,
                 resume_max,
                 format!("{:.0}", crowd.paused_pss_mib),
+                each(crowd.paused_pss_mib),
             ]
         });
         right_aligned(&header, rows)
@@ -378,14 +403,24 @@ mod tests {
             pause: pauses.summaries("idle").into_iter().collect(),
             resume: resumes.summaries(),
             curve: vec![point(1, 4096 << 10, None), point(2, 3072 << 10, Some(-1024 << 10))],
-            baseline: [("whole pause", 4000.0), ("eager copy", 600.0)]
+            baseline: [("whole pause", 4000.0), ("eager copy", 600.0), ("boot", 900.0)]
                 .into_iter()
                 .map(|(way, time)| (way.to_owned(), Summary::of(&[time]).unwrap()))
                 .collect(),
             ..Report::default()
         };
         let text = report.to_string();
-        for part in ["pause, idle (process)", "resume, cold", "200.0x", "60.0x", "2.0x", "4096", "-1024"] {
+        for part in [
+            "pause, idle (process)",
+            "resume, cold",
+            "200.0x",
+            "60.0x",
+            "2.0x",
+            "90.0x",
+            "3.0x",
+            "4096",
+            "-1024",
+        ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
         assert!(!text.contains("400.0x"), "a pause is compared with a resume:\n{text}");

@@ -75,6 +75,18 @@ impl<'a> Session<'a> {
         })
     }
 
+    /// Pauses; gives how long the answer took.
+    pub(super) async fn pause_once(&mut self) -> Result<f64> {
+        let started = Instant::now();
+        ask_pause(self.client, &self.id).await?;
+        Ok(milliseconds(started))
+    }
+
+    /// Waits until nothing is left to do for the saved state.
+    pub(super) async fn settle(&mut self) -> Result<()> {
+        wait_until_local(self.client, &self.id).await.map(drop)
+    }
+
     /// Ends the stopped VMM of the paused sandbox, if the node kept it, and waits until the node knows.
     pub(super) async fn cool(&mut self) -> Result<()> {
         let saved = wait_until_local(self.client, &self.id).await?;
