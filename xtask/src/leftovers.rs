@@ -4,6 +4,7 @@
 use crate::process::output_of;
 use crate::project::Project;
 use anyhow::{Context, Result};
+use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
@@ -47,6 +48,34 @@ pub(crate) fn look(project: &Project, except: &str) -> Result<BTreeSet<String>> 
         found.insert(format!("firewall {line}"));
     }
     Ok(found)
+}
+
+/// How much of each kind one instance has now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Counts {
+    /// VMMs and block services.
+    pub(crate) processes: usize,
+    /// Of its sandboxes and of slots that wait for one; each holds one tap.
+    pub(crate) namespaces: usize,
+    /// Host ends of their links.
+    pub(crate) links: usize,
+    /// Exports of the block service.
+    pub(crate) mounts: usize,
+}
+
+/// Counts what an instance has.
+pub(crate) fn count(instance: &str) -> Result<Counts> {
+    let (named, link) = (format!("aenv-{instance}-"), format!("ae{instance}v"));
+    let starting =
+        |names: Vec<String>, prefix: &str| names.into_iter().filter(|name| name.starts_with(prefix)).count();
+    let mounts = std::fs::read_to_string("/proc/self/mounts").context("cannot read the list of mounts")?;
+    let exports = format!(" /run/aenv/{instance}/");
+    Ok(Counts {
+        processes: vmm_processes()?.into_iter().filter(|(_, name)| name.starts_with(&named)).count(),
+        namespaces: starting(names_in(Path::new("/run/netns"))?, &named),
+        links: starting(names_in(Path::new("/sys/class/net"))?, &link),
+        mounts: mounts.lines().filter(|line| line.contains(&exports)).count(),
+    })
 }
 
 /// Whether an instance has network namespaces; each of its VMs and standbys has one.

@@ -1,11 +1,12 @@
-//! `bench pause --cycles`: what very many pauses and resumes of one sandbox leave behind: memory and open files of the node and the
-//! block service, and room on the disk.
+//! `bench pause --cycles`: what very many pauses and resumes of one sandbox leave behind: processes, network namespaces, links and
+//! mounts, memory and open files of the node and the block service, and room on the disk.
 //!
 //! Owns the sandbox it makes and removes it. Looks at processes and files of this host, and changes nothing of them.
 
 use super::super::numbers::{self, Summary};
 use super::super::place::Found;
 use super::session::Session;
+use crate::leftovers::{self, Counts};
 use crate::stages::say;
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
@@ -26,6 +27,8 @@ pub(super) struct Footprint {
     pub(super) cycles: usize,
     node: Process,
     block_service: Option<Process>,
+    #[serde(flatten)]
+    counts: Counts,
     /// What the files of the data directory take, in MiB.
     disk_mib: f64,
     /// How many there are.
@@ -51,7 +54,7 @@ pub(super) struct Cycles {
 
 /// Pauses and resumes one sandbox `count` times, or for `limit`.
 pub(super) async fn run(node: &mut Found, count: usize, limit: Duration) -> Result<Cycles> {
-    let (data_dir, pid) = (node.data_dir.clone(), node.pid);
+    let (data_dir, pid, instance) = (node.data_dir.clone(), node.pid, node.instance.clone());
     let mut session = Session::start(&mut node.client, &node.instance).await?;
     let (mut pauses, mut hot, mut cold) = (Vec::new(), Vec::new(), Vec::new());
     let mut footprints = Vec::new();
@@ -61,7 +64,7 @@ pub(super) async fn run(node: &mut Found, count: usize, limit: Duration) -> Resu
         pauses.push(session.pause_once().await?);
         if cycle == 0 || cycle == count / 2 || last {
             session.settle().await?;
-            footprints.push(look(cycle, pid, &data_dir)?);
+            footprints.push(look(cycle, pid, &instance, &data_dir)?);
         }
         let is_cold = cycle % COLD_EVERY == COLD_EVERY - 1;
         if is_cold {
@@ -81,13 +84,14 @@ pub(super) async fn run(node: &mut Found, count: usize, limit: Duration) -> Resu
     Ok(Cycles { footprints, pause, hot_resume, cold_resume })
 }
 
-fn look(cycles: usize, node: i32, data_dir: &Path) -> Result<Footprint> {
+fn look(cycles: usize, node: i32, instance: &str, data_dir: &Path) -> Result<Footprint> {
     let (mut blocks, mut files) = (0, 0);
     add_files(data_dir, &mut blocks, &mut files)?;
     Ok(Footprint {
         cycles,
         node: process(node)?,
         block_service: block_service(data_dir)?.map(process).transpose()?,
+        counts: leftovers::count(instance)?,
         disk_mib: (blocks * 512) as f64 / f64::from(1 << 20),
         files,
     })
@@ -150,6 +154,10 @@ pub(super) fn table(cycles: &Cycles) -> String {
         "threads",
         "disk MiB",
         "files",
+        "processes",
+        "namespaces",
+        "links",
+        "mounts",
     ];
     table.load_preset(UTF8_BORDERS_ONLY).set_header(header);
     let parts = |process: &Process| {
@@ -158,7 +166,10 @@ pub(super) fn table(cycles: &Cycles) -> String {
     for footprint in &cycles.footprints {
         let service = footprint.block_service.as_ref().map_or_else(Default::default, parts);
         let row = [footprint.cycles.to_string()].into_iter().chain(parts(&footprint.node)).chain(service);
-        table.add_row(row.chain([format!("{:.1}", footprint.disk_mib), footprint.files.to_string()]));
+        let disk = [format!("{:.1}", footprint.disk_mib), footprint.files.to_string()];
+        let Counts { processes, namespaces, links, mounts } = footprint.counts;
+        let counts = [processes, namespaces, links, mounts].map(|count| count.to_string());
+        table.add_row(row.chain(disk).chain(counts));
     }
     for column in table.column_iter_mut() {
         column.set_cell_alignment(CellAlignment::Right);
@@ -176,13 +187,13 @@ mod tests {
         std::fs::create_dir(directory.path().join("below")).unwrap();
         std::fs::write(directory.path().join("below/file"), vec![1; 1 << 20]).unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
-        let before = look(0, own, directory.path()).unwrap();
+        let before = look(0, own, "none", directory.path()).unwrap();
         assert!(before.block_service.is_none());
         assert_eq!(before.files, 1);
         assert!(before.node.resident_mib > 0.1 && before.node.threads >= 1, "{before:?}");
         let _more = std::fs::File::open(directory.path().join("below/file")).unwrap();
         std::fs::write(directory.path().join("another"), "").unwrap();
-        let after = look(7, own, directory.path()).unwrap();
+        let after = look(7, own, "none", directory.path()).unwrap();
         assert_eq!((after.cycles, after.files), (7, 2));
         let cycles =
             Cycles { footprints: vec![before, after], pause: None, hot_resume: None, cold_resume: None };
