@@ -13,9 +13,9 @@ use crate::lifecycle::{self, Event, Phase};
 use crate::node::Node;
 use crate::stage::{Cause, Failure, Stages, timed};
 use crate::template::Capture;
-use aenv_network::Slot;
+use aenv_network::{Slot, SlotName};
 use aenv_vmm::{Machine, MachineSpec};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A VM and what was made for it so far.
 #[derive(Clone)]
@@ -28,6 +28,14 @@ pub(crate) struct Vm {
     pub(crate) machine: Option<Arc<dyn Machine>>,
     /// The memory of its guest, for as long as there is a VMM, or one is being started.
     pub(crate) memory: Option<Arc<Commitment>>,
+    /// The way to its guest daemon that was used last.
+    channels: Arc<Mutex<Option<KeptChannel>>>,
+}
+
+/// A channel, and the network that it goes through: another network has another guest, or the same one restored elsewhere.
+struct KeptChannel {
+    slot: SlotName,
+    channel: Arc<GuestChannel>,
 }
 
 /// What a VM is made from.
@@ -50,7 +58,7 @@ impl Origin<'_> {
 impl Vm {
     /// Nothing is made yet, and no memory counted.
     pub(crate) fn new(record: VmRecord) -> Self {
-        Self { record, slot: None, machine: None, memory: None }
+        Self { record, slot: None, machine: None, memory: None, channels: Arc::default() }
     }
 
     /// One that is to be made, with the memory that was granted for it.
@@ -141,9 +149,16 @@ impl Vm {
         stages.run("stop", node.settings.deadlines.step, self.machine("stop")?.stop()).await
     }
 
-    /// A new channel to the guest.
-    pub(crate) fn channel(&self) -> Result<GuestChannel, Failure> {
-        Ok(GuestChannel::new(self.slot("init")?))
+    /// The channel to the guest. Its connection outlives a stop of the guest, so that neither a pause nor a resume has to open one.
+    pub(crate) fn channel(&self) -> Result<Arc<GuestChannel>, Failure> {
+        let slot = self.slot("init")?;
+        let mut kept = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kept) = kept.as_ref().filter(|kept| kept.slot == slot.name) {
+            return Ok(Arc::clone(&kept.channel));
+        }
+        let channel = Arc::new(GuestChannel::new(slot));
+        *kept = Some(KeptChannel { slot: slot.name.clone(), channel: Arc::clone(&channel) });
+        Ok(channel)
     }
 
     /// Journals that everything was made and the guest answered.
@@ -176,6 +191,7 @@ impl Vm {
             timed(node.settings.deadlines.step, node.parts.slots.release(slot)).await.0?;
         }
         self.slot = None;
+        *self.channels.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let mut record = self.record.clone();
         (record.slot, record.process, record.present) = (None, None, Present::default());
         record.saves.drop_unneeded(&record.present);

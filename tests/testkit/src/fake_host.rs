@@ -114,6 +114,7 @@ struct State {
     /// None where disks are plain files.
     store: Option<Arc<FakeStore>>,
     memory: Option<MemoryReading>,
+    connections: usize,
 }
 
 #[derive(Default)]
@@ -274,6 +275,15 @@ impl FakeHost {
         let mut inits = self.process(name).map(|process| process.inits()).unwrap_or_default();
         inits.retain(|init| init.identity.as_ref().is_none_or(|identity| identity.sandbox_id != "standby"));
         inits
+    }
+
+    /// How many connections to guests were opened so far.
+    pub fn connections(&self) -> usize {
+        self.state().connections
+    }
+
+    pub(crate) fn note_connection(&self) {
+        self.state().connections += 1;
     }
 
     /// Whether a VM's vCPUs run; none when there is no such VM.

@@ -105,6 +105,7 @@ impl DialNamespace for FakeDialer {
             .process_in(&self.netns)
             .ok_or_else(|| Error::new(ErrorKind::HostUnreachable, "no guest in the slot"))?;
         let address = guest.port(to.port()).ok_or(ErrorKind::ConnectionRefused)?;
+        self.host.note_connection();
         TcpStream::connect(address).await
     }
 }

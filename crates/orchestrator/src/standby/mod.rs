@@ -42,7 +42,7 @@ const GREETINGS_REHEARSED: usize = 2;
 pub(crate) struct Standby {
     pub(crate) vm: Vm,
     /// Of a hot one, with the connection of the greeting.
-    pub(crate) channel: GuestChannel,
+    pub(crate) channel: Arc<GuestChannel>,
     /// How far it is.
     pub(crate) readiness: Readiness,
     /// Ends the task that watches for its death in the pool.
@@ -145,7 +145,7 @@ async fn prepare(
     }
 }
 
-async fn prepare_vm(node: &Arc<Node>, vm: &mut Vm, capture: &Capture) -> Result<GuestChannel, Failure> {
+async fn prepare_vm(node: &Arc<Node>, vm: &mut Vm, capture: &Capture) -> Result<Arc<GuestChannel>, Failure> {
     let mut stages = Stages::default();
     vm.make(node, &Origin::Capture(capture), &mut stages).await?;
     vm.started(node, &mut stages).await?;

@@ -78,6 +78,32 @@ async fn everything_written_is_there_after_every_one_of_many_pauses() {
     }
 }
 
+/// Neither pauses nor hot resumes wait for a connection to be opened; another VMM has another guest, though, and is not spoken to
+/// over a connection to the one before it.
+#[tokio::test]
+async fn the_connection_to_a_guest_daemon_is_kept_as_long_as_its_vmm_lives() {
+    let world = World::prepared().await;
+    let node = world.start(0).await;
+    let id = node.create(request()).await.unwrap().sandbox.id;
+    let name = World::vm_name(&id);
+    for _ in 0..3 {
+        let before = world.host.connections();
+        for _ in 0..5 {
+            pause(&node, &id).await;
+            resume(&node, &id).await;
+        }
+        assert_eq!(world.host.connections(), before, "hot");
+        pause(&node, &id).await;
+        node.release(&id).await.unwrap();
+        resume(&node, &id).await;
+        assert_eq!(world.host.connections(), before + 1, "cold");
+        assert!(world.host.inits(&name).pop().unwrap().timestamp.is_some());
+    }
+    node.kill(&id).await.unwrap();
+    world.only(0).await;
+    node.shutdown().await;
+}
+
 #[tokio::test]
 async fn what_a_paused_sandbox_refuses_and_allows() {
     let world = World::prepared().await;
