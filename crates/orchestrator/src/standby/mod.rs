@@ -191,7 +191,12 @@ async fn rehearse(
         let init = greeting::rehearsal(template).map_err(|error| Failure::new("greeting", error))?;
         stages.run("greeting", limit, channel.init(&init, limit)).await?;
     }
-    stages.run("greeting", limit, channel.rehearse_command(limit)).await
+    stages.run("greeting", limit, channel.rehearse_command(limit)).await?;
+    // The first pause asks for it. A standby that cannot is as good for everything else.
+    if let Err(error) = stages.run("sync", limit, channel.sync(None, limit)).await {
+        tracing::warn!(%template, %error, "a standby could not rehearse the flush of a pause");
+    }
+    Ok(())
 }
 
 /// Removes a standby that dies in the pool. (Not `async fn`: it must not borrow the standby.)

@@ -104,6 +104,23 @@ async fn the_connection_to_a_guest_daemon_is_kept_as_long_as_its_vmm_lives() {
     node.shutdown().await;
 }
 
+/// What the first pause will ask of a guest, a standby has done once; one that cannot is claimed all the same.
+#[tokio::test]
+async fn a_standby_has_flushed_once_before_it_is_claimed() {
+    for fails in [false, true] {
+        let world = World::prepared().await;
+        if fails {
+            world.host.fail_always(Operation::Sync, Fault::Fail);
+        }
+        let node = world.start(1).await;
+        assert_eq!(count(&world, Operation::Sync), 1);
+        let created = node.create(request()).await.unwrap();
+        assert_eq!(created.tier, Tier::Hot, "fails: {fails}");
+        node.kill(&created.sandbox.id).await.unwrap();
+        node.shutdown().await;
+    }
+}
+
 #[tokio::test]
 async fn what_a_paused_sandbox_refuses_and_allows() {
     let world = World::prepared().await;
