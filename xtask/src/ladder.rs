@@ -94,7 +94,7 @@ pub(crate) fn run(project: &Project, options: &Options) -> Result<()> {
 /// Rungs that need a running node.
 fn with_node(project: &Project, area: &Area, rootfs: &Path, options: &Options, stages: &mut Stages) {
     let rungs: [(&str, Rung); 4] = [
-        (END_TO_END, |project, node, _| end_to_end_tests(project, node)),
+        (END_TO_END, |project, node, _| end_to_end_tests(project, node, rig::Extent::Brief)),
         ("Python SDK", |project, node, time| python_suite(project, node, time, "requirements.txt", "venv")),
         ("Python SDK, previous generation", |project, node, time| {
             python_suite(project, node, time, "requirements-previous.txt", "venv-previous")
@@ -114,7 +114,7 @@ fn with_node(project: &Project, area: &Area, rootfs: &Path, options: &Options, s
         match &node {
             // Nextest tries again what failed, and not all of it.
             Some(node) if name == END_TO_END => {
-                stages.attempt(name, || rung(project, node, Try::First));
+                stages.attempt(name, || end_to_end_tests(project, node, options.extent()));
             }
             Some(node) => {
                 stages.attempt_twice(name, |time| rung(project, node, time));
@@ -181,7 +181,7 @@ fn driver_tests(project: &Project) -> Result<()> {
     }
 }
 
-fn end_to_end_tests(project: &Project, node: &Node) -> Result<()> {
+fn end_to_end_tests(project: &Project, node: &Node, extent: rig::Extent) -> Result<()> {
     let mut command = if has_nextest() {
         nextest(project, "package(aenv-e2e)", Some(2))
     } else {
@@ -189,6 +189,10 @@ fn end_to_end_tests(project: &Project, node: &Node) -> Result<()> {
         command.args(["--", "--test-threads", "2"]);
         command
     };
+    if extent == rig::Extent::Full {
+        // Waits as long as they say, not shorter ones.
+        command.env("AENV_TEST_FULL", "1");
+    }
     run_aloud(test_node::test_environment(&mut command, project, node))
 }
 

@@ -40,7 +40,13 @@ pub fn shared_instance() -> (&'static str, PathBuf) {
     ("t", area().join("t"))
 }
 
-/// Settings of a node that one test may hurt. `number` 1 to 11 is different for every test: it names the instance and
+/// Whether tests may take their full time: `make test FULL=1`, `cargo xtask test --full`.
+#[must_use]
+pub fn is_full() -> bool {
+    std::env::var_os("AENV_TEST_FULL").is_some()
+}
+
+/// Settings of a node that one test may hurt. `number` 1 to 12 is different for every test: it names the instance and
 /// its network.
 #[must_use]
 pub fn own_settings(number: u8, data_dir: &Path) -> NodeSettings {

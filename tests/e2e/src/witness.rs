@@ -24,8 +24,8 @@ def tick():
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_GET(self):
-        told = {"pid": os.getpid(), "count": count, "written": os.stat("/root/counted").st_size,
-                "memory": hashlib.sha256(memory).hexdigest()}
+        told = {"realtime": time.time(), "monotonic": time.monotonic(), "pid": os.getpid(), "count": count,
+                "written": os.stat("/root/counted").st_size, "memory": hashlib.sha256(memory).hexdigest()}
         body = json.dumps(told).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))

@@ -75,6 +75,7 @@ async fn everything_goes_on_after_each_of_five_pauses() {
             4 => {
                 let saved = client.until_local(&sandbox).await.unwrap();
                 assert!(saved["saved"]["memoryLayers"].as_u64().unwrap() >= 1, "{saved}");
+                assert!(saved["saved"]["diskBytes"].as_u64().unwrap() >= 4096, "{saved}");
                 kill_vmm(instance, &sandbox);
             }
             _ => {}
