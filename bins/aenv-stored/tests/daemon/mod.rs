@@ -6,6 +6,7 @@
 use aenv_storage::block_service::{Client, CreateDisk, DiskView, LayerRef, Name};
 use aenv_storage::commit::{LayerOptions, Source, write_layer_file};
 use aenv_storage::{BLOCK_BYTES, RawImage};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -24,6 +25,22 @@ pub(crate) struct Stored {
     process: Mutex<Option<Child>>,
     instance: &'static str,
     export: &'static str,
+    limits: Option<Limits>,
+}
+
+/// What a service must do with.
+pub(crate) struct Limits {
+    /// List of the processes of the control group that it starts in.
+    pub(crate) group: PathBuf,
+    /// Bytes of its cache.
+    pub(crate) cache_bytes: u64,
+}
+
+/// A program that starts in a control group, given by the list of its processes, and is never outside of it.
+pub(crate) fn within(group: &Path, program: &Path, arguments: &[impl AsRef<OsStr>]) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]).arg(group).arg(program).args(arguments);
+    command
 }
 
 impl Stored {
@@ -33,19 +50,29 @@ impl Stored {
 
     /// The same, of another instance whose disks are exported so.
     pub(crate) async fn start_as(instance: &'static str, export: &'static str) -> Self {
-        Self::start_in(tempfile::tempdir().unwrap(), instance, export).await
+        Self::start_in(tempfile::tempdir().unwrap(), instance, export, None).await
+    }
+
+    /// The same, limited.
+    pub(crate) async fn start_limited(instance: &'static str, export: &'static str, limits: Limits) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), instance, export, Some(limits)).await
     }
 
     /// The same, with its data in another directory.
     pub(crate) async fn start_on(data: &Path) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(data, directory.path().join("data")).unwrap();
-        Self::start_in(directory, "test", "fuse").await
+        Self::start_in(directory, "test", "fuse", None).await
     }
 
-    async fn start_in(directory: tempfile::TempDir, instance: &'static str, export: &'static str) -> Self {
+    async fn start_in(
+        directory: tempfile::TempDir,
+        instance: &'static str,
+        export: &'static str,
+        limits: Option<Limits>,
+    ) -> Self {
         let client = Client::new(&directory.path().join("run/stored.sock"), PATIENCE);
-        let stored = Self { directory, client, process: Mutex::new(None), instance, export };
+        let stored = Self { directory, client, process: Mutex::new(None), instance, export, limits };
         std::fs::create_dir_all(stored.layers()).unwrap();
         stored.restart();
         stored.client.status().await.unwrap_or_else(|error| panic!("{error}\n{}", stored.log()));
@@ -58,9 +85,13 @@ impl Stored {
         assert!(running.is_none());
         let log = File::options().create(true).append(true).open(self.directory.path().join("log")).unwrap();
         let mut process = self.command("serve");
-        let process =
-            process.args(["--export", self.export, "--compaction-seconds", "1"]).stderr(log).spawn().unwrap();
-        *running = Some(process);
+        process.args(["--export", self.export, "--compaction-seconds", "1"]);
+        if let Some(limits) = &self.limits {
+            process.args(["--cache-bytes", &limits.cache_bytes.to_string()]);
+            let arguments: Vec<_> = process.get_args().collect();
+            process = within(&limits.group, Path::new(process.get_program()), &arguments);
+        }
+        *running = Some(process.stderr(log).spawn().unwrap());
     }
 
     pub(crate) fn command(&self, task: &str) -> Command {
@@ -99,6 +130,11 @@ impl Stored {
 
     pub(crate) fn pid(&self) -> u32 {
         self.process.lock().unwrap().as_ref().unwrap().id()
+    }
+
+    /// Whether the process that was started last runs.
+    pub(crate) fn is_running(&self) -> bool {
+        self.process.lock().unwrap().as_mut().is_some_and(|process| process.try_wait().unwrap().is_none())
     }
 
     pub(crate) fn data(&self) -> PathBuf {
