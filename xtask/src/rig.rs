@@ -14,6 +14,7 @@ mod image;
 pub(crate) mod inside;
 mod lanes;
 mod machine;
+mod power_cut;
 mod suites;
 mod transport;
 
@@ -88,6 +89,8 @@ pub(crate) struct Job {
     pub(crate) limit: Duration,
     pub(crate) memory_mib: u32,
     pub(crate) processors: u32,
+    /// The disk that is the data area, if not one that is thrown away.
+    pub(crate) kept_area: Option<PathBuf>,
 }
 
 /// The task of the command line; gives the exit code of the command, or 0 when all suites passed.
@@ -112,13 +115,17 @@ fn run_suites(project: &Project, stages: &mut Stages, options: &Options) -> Resu
         let (command, programs) = suite.prepare(project, stages, extent)?;
         let mut job = options.job(suite.name, command, programs)?;
         job.processors = options.processors.unwrap_or(suite.processors);
-        let code = match run_job(project, stages, &job) {
+        let mut run = || match suite.command_after_power_cut(project) {
+            None => run_job(project, stages, &job),
+            Some(second) => power_cut::run(project, stages, &job, second),
+        };
+        let code = match run() {
             Err(error) if error.is::<machine::EndedByItself>() => {
                 say(&format!("{error:#}"));
                 say(
                     "the emulated processor was reset, and nothing in the machine can do that: once more, from the start",
                 );
-                run_job(project, stages, &job)
+                run()
             }
             result => result,
         };
@@ -138,9 +145,13 @@ fn run_suites(project: &Project, stages: &mut Stages, options: &Options) -> Resu
 pub(crate) fn run_job(project: &Project, stages: &mut Stages, job: &Job) -> Result<u8> {
     stages.run("Firecracker and its jailer", |voice| fetch::vmm_programs(project, voice))?;
     let image = image::make(project, stages)?;
+    run_with(project, stages, &image, job)
+}
+
+fn run_with(project: &Project, stages: &mut Stages, image: &image::Image, job: &Job) -> Result<u8> {
     let transport = stages.run("files of the job", |_| transport::pack(project, job))?;
     let console = project.log_dir().join(format!("rig-{}.log", job.name));
-    let mut machine = machine::Machine::start(&image, transport, job, &console)?;
+    let mut machine = machine::Machine::start(image, transport, job, &console)?;
     stages.run("boot of the rig", |voice| machine.boot(voice))?;
     let started = Instant::now();
     let code = machine.finish()?;
@@ -171,6 +182,7 @@ impl Options {
             limit: Duration::from_secs(self.limit),
             memory_mib: self.memory,
             processors: self.processors.unwrap_or(PROCESSORS),
+            kept_area: None,
         })
     }
 }

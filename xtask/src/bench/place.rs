@@ -97,6 +97,7 @@ pub(super) fn nested(project: &Project, name: &str, driver: &str, words: Vec<Str
         limit: NESTED_LIMIT,
         memory_mib: rig::MEMORY_MIB,
         processors: GUEST_PROCESSORS,
+        kept_area: None,
     };
     match rig::run_job(project, &mut stages, &job)? {
         0 => Ok(()),

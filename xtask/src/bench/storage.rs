@@ -71,6 +71,7 @@ fn run_nested(project: &Project, stages: &mut Stages, options: &Options) -> Resu
         limit: NESTED_LIMIT,
         memory_mib: rig::MEMORY_MIB,
         processors: rig::PROCESSORS,
+        kept_area: None,
     };
     match rig::run_job(project, stages, &job)? {
         0 => Ok(()),

@@ -2,6 +2,7 @@
 //!
 //! The rig is thrown away at the end, so only what a test could stumble over is removed. Owns no state.
 
+mod power_cut;
 mod stack;
 
 use crate::artifacts;
@@ -24,6 +25,11 @@ pub(crate) enum Task {
     Bench(bench::Options),
     /// Measure pauses, resumes and their baseline with a node of its own
     BenchPause(bench::pause::Options),
+    /// One half of a power cut
+    PowerCut {
+        /// Before it, or after it
+        half: power_cut::Half,
+    },
     /// Run test programs one after the other, one test at a time
     Tests(Tests),
 }
@@ -51,6 +57,7 @@ pub(crate) fn run(project: &Project, task: &Task) -> Result<()> {
         Task::Stack => stack::run(project),
         Task::Bench(options) => bench::create_inside(project, options),
         Task::BenchPause(options) => bench::pause::run_inside(project, options),
+        Task::PowerCut { half } => power_cut::run(project, *half),
         Task::Tests(tests) => tests.run(project),
     }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! start ─▶ booting ─"ready"─▶ running ─"ended CODE"─▶ code          job's output: QEMU's standard output
 //!             │                  │                                   reports:      QEMU's standard error
+//!             │                  ├─"cut"─▶ killed
 //!             └──────────────────┴─▶ error: limit, kernel panic,     console:      a log file
 //!                                    end without a report
 //! ```
@@ -63,6 +64,8 @@ impl std::error::Error for EndedByItself {}
 #[derive(Debug, PartialEq, Eq)]
 enum Report {
     Ready,
+    /// The job wants the power to be cut now.
+    Cut,
     Ended(u8),
     Complaint(String),
 }
@@ -73,6 +76,7 @@ impl Report {
         match line.strip_prefix("ended ").and_then(|code| code.parse().ok()) {
             Some(code) => Self::Ended(code),
             None if line == "ready" => Self::Ready,
+            None if line == "cut" => Self::Cut,
             None => Self::Complaint(line.to_owned()),
         }
     }
@@ -118,6 +122,18 @@ impl Machine {
                 }
             }
         }
+    }
+
+    /// Waits until the job wants it, then ends the machine at once.
+    pub(super) fn cut(mut self) -> Result<()> {
+        loop {
+            match self.next_report(POLL)? {
+                Some(Report::Cut) => break,
+                Some(report) => return Err(self.failure(&format!("instead of a cut came {report:?}"))),
+                None => {}
+            }
+        }
+        self.child.kill().context("cannot kill QEMU")
     }
 
     /// Waits for the end of the job and of the machine; gives the job's exit code.
@@ -240,10 +256,15 @@ fn command(image: &Image, job: &Job, console: &Path) -> Command {
             .args(["-chardev", &format!("file,id={port},path={path}")])
             .args(["-device", &format!("virtserialport,chardev={port},name={port}")]);
     }
+    let area = match &job.kept_area {
+        // A flush is one here.
+        Some(area) => (area.as_path(), "cache=writeback,discard=unmap"),
+        None => (image.area.as_path(), "snapshot=on,cache=unsafe,discard=unmap"),
+    };
     let disks = [
         ("root", image.root.as_path(), "snapshot=on,cache=unsafe"),
         ("transport", Path::new("/dev/stdin"), "readonly=on"),
-        ("area", image.area.as_path(), "snapshot=on,cache=unsafe,discard=unmap"),
+        ("area", area.0, area.1),
         ("guest", image.guest.as_path(), "readonly=on"),
     ];
     for (name, path, how) in disks {
@@ -267,6 +288,7 @@ mod tests {
     #[test]
     fn reports_are_told_from_what_qemu_says() {
         assert_eq!(Report::parse("ready\n"), Report::Ready);
+        assert_eq!(Report::parse("cut\n"), Report::Cut);
         assert_eq!(Report::parse("ended 137\n"), Report::Ended(137));
         for other in ["ended", "ended 256", "ended x", "qemu: ended 1", "ready?"] {
             assert_eq!(Report::parse(other), Report::Complaint(other.to_owned()));

@@ -20,6 +20,11 @@ pub(super) struct Suite {
     programs: &'static [TestProgram],
     /// Those that are left out unless everything is asked for: they prove less for their time.
     full_only: &'static [TestProgram],
+    /// Arguments of `xtask inside-rig` in a second boot with the same data area, after the first one has asked for a power cut; none
+    /// where there is one boot.
+    after_power_cut: &'static [&'static str],
+    /// Whether it is left out as a whole unless everything is asked for.
+    is_full_only: bool,
     /// Processors of the machine, where nobody says otherwise.
     pub(super) processors: u32,
 }
@@ -60,6 +65,8 @@ const SUITES: &[Suite] = &[
         inside: &["stack"],
         programs: &[],
         full_only: &[],
+        after_power_cut: &[],
+        is_full_only: false,
         processors: PROCESSORS,
     },
     Suite {
@@ -71,6 +78,8 @@ const SUITES: &[Suite] = &[
             TestProgram { package: "aenv-stored", target: "ublk" },
         ],
         full_only: &[],
+        after_power_cut: &[],
+        is_full_only: false,
         processors: PROCESSORS,
     },
     // Guests, several at a time, here and below: with two emulated processors, one of them now and then stays in a guest for ever,
@@ -84,6 +93,8 @@ const SUITES: &[Suite] = &[
             TestProgram { package: "aenv-vmm", target: "real_guest" },
         ],
         full_only: &[],
+        after_power_cut: &[],
+        is_full_only: false,
         processors: 1,
     },
     Suite {
@@ -99,6 +110,18 @@ const SUITES: &[Suite] = &[
             TestProgram { package: "aenv-e2e", target: "isolation" },
             TestProgram { package: "aenv-e2e", target: "privileges" },
         ],
+        after_power_cut: &[],
+        is_full_only: false,
+        processors: 1,
+    },
+    Suite {
+        name: "power-cut",
+        purpose: "the power of the host is cut: what was said to be durable is there, and resumes with its memory",
+        inside: &["power-cut", "before"],
+        programs: &[],
+        full_only: &[],
+        after_power_cut: &["power-cut", "after"],
+        is_full_only: false,
         processors: 1,
     },
     Suite {
@@ -112,6 +135,8 @@ const SUITES: &[Suite] = &[
             TestProgram { package: "aenv-e2e", target: "storage" },
             TestProgram { package: "aenv-e2e", target: "sharing" },
         ],
+        after_power_cut: &[],
+        is_full_only: true,
         processors: 1,
     },
 ];
@@ -120,7 +145,7 @@ const SUITES: &[Suite] = &[
 pub(super) fn named(name: Option<&str>, extent: Extent) -> Result<Vec<&'static Suite>> {
     let asked = |suite: &&Suite| name.is_none_or(|name| suite.name == name);
     if name.is_none() {
-        return Ok(SUITES.iter().filter(|suite| extent == Extent::Full || !suite.is_full_only()).collect());
+        return Ok(SUITES.iter().filter(|suite| extent == Extent::Full || !suite.is_full_only).collect());
     }
     let wanted: Vec<_> = SUITES.iter().filter(asked).collect();
     if wanted.is_empty() {
@@ -131,8 +156,9 @@ pub(super) fn named(name: Option<&str>, extent: Extent) -> Result<Vec<&'static S
 }
 
 impl Suite {
-    fn is_full_only(&self) -> bool {
-        self.programs.is_empty() && !self.full_only.is_empty()
+    /// The command of the second boot, if there is one.
+    pub(super) fn command_after_power_cut(&self, project: &Project) -> Option<Vec<String>> {
+        (!self.after_power_cut.is_empty()).then(|| inside(project, self.after_power_cut))
     }
 
     /// Builds its test programs; gives the command and the files to bring in.
@@ -142,8 +168,7 @@ impl Suite {
         stages: &mut Stages,
         extent: Extent,
     ) -> Result<(Vec<String>, Vec<Carried>)> {
-        let mut command = vec![project.binary("xtask").display().to_string(), "inside-rig".to_owned()];
-        command.extend(self.inside.iter().map(|word| (*word).to_owned()));
+        let mut command = inside(project, self.inside);
         let mut files = Vec::new();
         if !(self.programs.is_empty() && self.full_only.is_empty()) {
             let built = stages.run("test programs", |_| build_tests(project))?;
@@ -156,6 +181,15 @@ impl Suite {
         }
         Ok((command, files))
     }
+}
+
+/// The command line of one thing to do inside.
+fn inside(project: &Project, arguments: &[&str]) -> Vec<String> {
+    let words = arguments.iter().map(|word| (*word).to_owned());
+    [project.binary("xtask").display().to_string(), "inside-rig".to_owned()]
+        .into_iter()
+        .chain(words)
+        .collect()
 }
 
 impl TestProgram {

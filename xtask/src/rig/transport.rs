@@ -104,6 +104,7 @@ mod tests {
             limit: Duration::from_secs(1),
             memory_mib: 1,
             processors: 1,
+            kept_area: None,
         };
         let script = script(&Project::find().unwrap(), &job);
         let output = Command::new("sh").args(["-c", &script]).output().unwrap();
