@@ -71,13 +71,13 @@ const SUITES: &[Suite] = &[
     },
     Suite {
         name: "block",
-        purpose: "disks and images as block devices by ublk, by the tests of crates/export and of the block service",
+        purpose: "disks and images as block devices by ublk, also while memory is short, by the tests of crates/export and of the block service",
         inside: &["tests", "--env", "AENV_MUST_TEST=1"],
         programs: &[
             TestProgram { package: "aenv-export", target: "ublk" },
             TestProgram { package: "aenv-stored", target: "ublk" },
         ],
-        full_only: &[],
+        full_only: &[TestProgram { package: "aenv-stored", target: "memory_pressure" }],
         after_power_cut: &[],
         is_full_only: false,
         processors: PROCESSORS,
@@ -104,6 +104,7 @@ const SUITES: &[Suite] = &[
         programs: &[
             TestProgram { package: "aenv-e2e", target: "faults" },
             TestProgram { package: "aenv-e2e", target: "limits" },
+            TestProgram { package: "aenv-e2e", target: "storage" },
         ],
         full_only: &[
             TestProgram { package: "aenv-e2e", target: "guest" },
@@ -132,7 +133,6 @@ const SUITES: &[Suite] = &[
         full_only: &[
             TestProgram { package: "aenv-e2e", target: "lifecycle" },
             TestProgram { package: "aenv-e2e", target: "pause" },
-            TestProgram { package: "aenv-e2e", target: "storage" },
             TestProgram { package: "aenv-e2e", target: "sharing" },
         ],
         after_power_cut: &[],

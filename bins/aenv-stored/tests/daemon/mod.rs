@@ -53,9 +53,10 @@ impl Stored {
         Self::start_in(tempfile::tempdir().unwrap(), instance, export, None).await
     }
 
-    /// The same, limited.
+    /// The same, limited. Its files are in the area for tests, if there is one: those of a file system in memory could not give way.
     pub(crate) async fn start_limited(instance: &'static str, export: &'static str, limits: Limits) -> Self {
-        Self::start_in(tempfile::tempdir().unwrap(), instance, export, Some(limits)).await
+        let area = std::env::var_os("AENV_TEST_AREA").map_or_else(std::env::temp_dir, PathBuf::from);
+        Self::start_in(tempfile::tempdir_in(area).unwrap(), instance, export, Some(limits)).await
     }
 
     /// The same, with its data in another directory.
