@@ -2,7 +2,10 @@
 //!
 //! Owns nothing. A page of a **private** file mapping that was written since the mapping was made is anonymous: it is
 //! present but not of the file any more, or it was swapped out. That is what [`changed_ranges`] finds; it asks
-//! `PAGEMAP_SCAN` (Linux 6.7) and reads `/proc/<pid>/pagemap` where the kernel does not know it.
+//! `PAGEMAP_SCAN` (Linux 6.7) and reads `/proc/<pid>/pagemap` where the kernel does not know it. What was written since a
+//! later moment only some kernels know: see [`writes`].
+
+pub mod writes;
 
 use std::fs::File;
 use std::io;
@@ -40,6 +43,25 @@ pub fn file_mappings(pid: u32) -> io::Result<Vec<FileMapping>> {
     Ok(maps.split(|byte| *byte == b'\n').filter_map(parse_mapping).collect())
 }
 
+/// Where a process has memory of no file that is private, writable and has no name of the kernel's (as heap and stacks have).
+/// Neighbours of the same kind are one.
+///
+/// # Errors
+/// As [`file_mappings`].
+pub fn anonymous_mappings(pid: u32) -> io::Result<Vec<Range<u64>>> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    Ok(maps.lines().filter_map(parse_anonymous).collect())
+}
+
+fn parse_anonymous(line: &str) -> Option<Range<u64>> {
+    let mut fields = line.split_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let permissions = fields.next()?;
+    let is_unnamed = fields.nth(2)? == "0" && fields.next().is_none();
+    let wanted = is_unnamed && permissions.starts_with("rw") && permissions.ends_with('p');
+    wanted.then_some(u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?)
+}
+
 fn parse_mapping(line: &[u8]) -> Option<FileMapping> {
     let line = String::from_utf8_lossy(line);
     let mut fields = line.splitn(6, ' ');
@@ -69,10 +91,33 @@ pub fn open_mapped_file(pid: u32, mapping: &FileMapping) -> io::Result<File> {
 /// # Errors
 /// When there is no such process or it may not be looked into.
 pub fn changed_ranges(pid: u32, addresses: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+    find(pid, addresses, &CHANGED)
+}
+
+/// What is looked for, in the words of both interfaces of the kernel.
+struct Wanted {
+    inverted: u64,
+    mask: u64,
+    any_of: u64,
+    /// One category that all pages that are found share: those that are returned split runs.
+    returned: u64,
+    /// The same of an entry of `pagemap`.
+    is_wanted: fn(u64) -> bool,
+}
+
+const CHANGED: Wanted = Wanted {
+    inverted: PAGE_IS_FILE,
+    mask: PAGE_IS_FILE,
+    any_of: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+    returned: PAGE_IS_FILE,
+    is_wanted: is_changed,
+};
+
+fn find(pid: u32, addresses: Range<u64>, wanted: &Wanted) -> io::Result<Vec<Range<u64>>> {
     let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
-    match scan_changed(&pagemap, addresses.clone()) {
+    match scan(&pagemap, addresses.clone(), wanted) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
-            read_changed(&pagemap, addresses)
+            read_entries(&pagemap, addresses, wanted)
         }
         scanned => scanned,
     }
@@ -111,7 +156,7 @@ const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 
-fn scan_changed(pagemap: &File, addresses: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+fn scan(pagemap: &File, addresses: Range<u64>, wanted: &Wanted) -> io::Result<Vec<Range<u64>>> {
     let mut regions = vec![PageRegion::default(); 4096];
     let mut found = Vec::new();
     let mut start = addresses.start;
@@ -122,11 +167,10 @@ fn scan_changed(pagemap: &File, addresses: Range<u64>) -> io::Result<Vec<Range<u
             end: addresses.end,
             vec: regions.as_mut_ptr() as u64,
             vec_len: regions.len() as u64,
-            category_inverted: PAGE_IS_FILE,
-            category_mask: PAGE_IS_FILE,
-            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-            // Returned categories split runs, so ask for one that all of them share.
-            return_mask: PAGE_IS_FILE,
+            category_inverted: wanted.inverted,
+            category_mask: wanted.mask,
+            category_anyof_mask: wanted.any_of,
+            return_mask: wanted.returned,
             ..ScanArgument::default()
         };
         // SAFETY: the argument has the kernel's layout and says its own size; `vec` points to `vec_len` regions that live
@@ -149,7 +193,7 @@ const ENTRY_PRESENT: u64 = 1 << 63;
 const ENTRY_SWAPPED: u64 = 1 << 62;
 const ENTRY_FILE: u64 = 1 << 61;
 
-fn read_changed(pagemap: &File, addresses: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+fn read_entries(pagemap: &File, addresses: Range<u64>, wanted: &Wanted) -> io::Result<Vec<Range<u64>>> {
     let mut found = Vec::new();
     let mut raw = vec![0; 256 << 10];
     let mut address = addresses.start;
@@ -160,7 +204,7 @@ fn read_changed(pagemap: &File, addresses: Range<u64>) -> io::Result<Vec<Range<u
         for (entry, page) in part.chunks_exact(8).zip(address / PAGE_SIZE..) {
             let mut bytes = [0; 8];
             bytes.copy_from_slice(entry);
-            if is_changed(u64::from_le_bytes(bytes)) {
+            if (wanted.is_wanted)(u64::from_le_bytes(bytes)) {
                 push_run(&mut found, page * PAGE_SIZE..(page + 1) * PAGE_SIZE);
             }
         }

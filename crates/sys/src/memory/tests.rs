@@ -34,6 +34,20 @@ fn mapping_lines_are_parsed() {
 }
 
 #[test]
+fn anonymous_memory_is_told_from_other_memory() {
+    assert_eq!(parse_anonymous("7f00-8f00 rw-p 00000000 00:00 0 "), Some(0x7f00..0x8f00));
+    for line in [
+        "7f00-8f00 rw-p 00000000 00:00 0                          [heap]",
+        "7f00-8f00 r--p 00000000 00:00 0 ",
+        "7f00-8f00 rw-s 00000000 00:00 0 ",
+        "7f00-8f00 rw-p 00001000 fe:00 1234                       /a/memory",
+        "",
+    ] {
+        assert_eq!(parse_anonymous(line), None, "{line}");
+    }
+}
+
+#[test]
 fn zero_pages_are_told_from_others() {
     let mut page = vec![0; 4096];
     assert!(is_zero(&page));
@@ -83,7 +97,7 @@ fn written_pages_of_a_private_mapping_are_found_and_read() {
     let expected = [base + 3 * 4096..base + 5 * 4096, base + 63 * 4096..base + 64 * 4096];
     assert_eq!(changed_ranges(pid, mapping.addresses.clone()).unwrap(), expected);
     let pagemap = File::open("/proc/self/pagemap").unwrap();
-    assert_eq!(read_changed(&pagemap, mapping.addresses.clone()).unwrap(), expected);
+    assert_eq!(read_entries(&pagemap, mapping.addresses.clone(), &CHANGED).unwrap(), expected);
 
     let mut buffer = vec![0; 3 * 4096];
     read(pid, &expected, &mut buffer).unwrap();
@@ -145,8 +159,8 @@ fn pages_that_were_swapped_out_are_changed_ones() {
     pagemap.read_exact_at(&mut entry, (base / 4096 + 3) * 8).unwrap();
     assert_ne!(u64::from_le_bytes(entry) & ENTRY_SWAPPED, 0, "nothing was swapped out: this tests nothing");
     let expected = [base + 3 * 4096..base + 5 * 4096, base + 63 * 4096..base + 64 * 4096];
-    assert_eq!(scan_changed(&pagemap, mapping.addresses.clone()).unwrap(), expected);
-    assert_eq!(read_changed(&pagemap, mapping.addresses.clone()).unwrap(), expected);
+    assert_eq!(scan(&pagemap, mapping.addresses.clone(), &CHANGED).unwrap(), expected);
+    assert_eq!(read_entries(&pagemap, mapping.addresses.clone(), &CHANGED).unwrap(), expected);
     let mut buffer = vec![0; 3 * 4096];
     read(pid, &expected, &mut buffer).unwrap();
     assert_eq!((buffer[0], buffer[1], buffer[4096], buffer[8192]), (9, 1, 9, 9));
