@@ -195,6 +195,9 @@ impl Pausing {
         let files = files_in(&directory);
         let machine = self.vm.machine("capture").map_err(|failure| failure.cause)?;
         let report = machine.capture_changes(&files).await?;
+        if let Some(reason) = &report.whole_because {
+            tracing::info!(sandbox = %self.vm.record.id, number, reason, "all of the memory is saved");
+        }
         if report.base != CaptureBase::PreviousCapture || captured_before.is_some() {
             return Ok(Some(report));
         }

@@ -86,14 +86,20 @@ pub enum CaptureBase {
 }
 
 /// What a capture did and how long the parts took.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CaptureReport {
     /// What the memory file is complete with.
     #[serde(default)]
     pub base: CaptureBase,
+    /// Why it is whole, when changes were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole_because: Option<String>,
     /// Pages stored because the guest had written them since the base.
     pub changed_pages: u64,
-    /// Of those, pages that are all zero and were stored as holes.
+    /// Of those, pages that are missing in the VMM's own log of writes, as frames that its network card received.
+    #[serde(default)]
+    pub unlogged_pages: u64,
+    /// Of the changed pages, those that are all zero and were stored as holes.
     pub zero_pages: u64,
     /// Bytes of device state.
     pub state_bytes: u64,
@@ -101,6 +107,9 @@ pub struct CaptureReport {
     pub state_time: Duration,
     /// Time to find and store changed pages.
     pub memory_time: Duration,
+    /// Of that, time to find what the VMM's own log lacks, and to begin anew with what is found so.
+    #[serde(default)]
+    pub tracking_time: Duration,
 }
 
 /// What the caller journals so that the VM can be adopted after the caller's own death.

@@ -6,7 +6,7 @@
 //! ```text
 //! boot     jail ─▶ API ─▶ machine, kernel, disk, network ─▶ start
 //! prepare  jail ─▶ API        load ─▶ memory = private mapping of the image, page cache shared by all children
-//! capture  Firecracker writes the pages dirtied since the previous capture ─▶ laid over what that one gave
+//! capture  Firecracker writes the pages dirtied since the previous capture, we add those that its log lacks
 //! ```
 //!
 //! | module | what |
@@ -16,13 +16,15 @@
 //! | `jail` | the VM's directory and the jailer's command line |
 //! | `launch` | start a process and connect, or leave nothing |
 //! | `machine` | one live VM: commands, and the task that sees it end |
-//! | `capture` | what a stopped VM's memory is made of, and writing it |
+//! | `capture` | what is known of a stopped VM's memory, and writing it |
+//! | `guest_memory` | where a guest's memory lies in its VMM's process, and what was written there |
 //! | `ending` | why a VM ended, a pure function of the evidence |
 
 mod api;
 mod capture;
 mod cpu;
 mod ending;
+mod guest_memory;
 mod jail;
 mod launch;
 mod machine;
@@ -106,6 +108,8 @@ pub struct FirecrackerDriver {
     version: Version,
     template: Template,
     identity: Identity,
+    /// Whether the kernel tells which pages a process wrote since it was last asked.
+    writes_are_known: bool,
 }
 
 impl FirecrackerDriver {
@@ -154,7 +158,12 @@ impl FirecrackerDriver {
             accelerator: Accelerator::Kvm.name().to_owned(),
             cpu_model,
         };
-        Ok(Self { settings, firecracker, jailer, version, template, identity })
+        let context = || "cannot find out whether this kernel tells what a process wrote".to_owned();
+        let writes_are_known = blocking(aenv_sys::memory::writes::are_known, context).await?;
+        if !writes_are_known {
+            tracing::warn!(reason = capture::NOT_KEPT, "every capture of a VM but its first one is whole");
+        }
+        Ok(Self { settings, firecracker, jailer, version, template, identity, writes_are_known })
     }
 
     /// The program in use, with all links resolved.

@@ -18,7 +18,6 @@ use memory::FakeMemory;
 use process::{FakeProcess, Guest};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The fake driver.
 pub struct FakeVmm {
@@ -206,14 +205,7 @@ impl FakeMachine {
         .await?;
         let (base, changed_pages) = written
             .map_err(|source| VmmError::Io { context: "writing a fake capture".to_owned(), source })?;
-        Ok(CaptureReport {
-            base,
-            changed_pages,
-            zero_pages: 0,
-            state_bytes: 5,
-            state_time: Duration::ZERO,
-            memory_time: Duration::ZERO,
-        })
+        Ok(CaptureReport { base, changed_pages, state_bytes: 5, ..CaptureReport::default() })
     }
 }
 

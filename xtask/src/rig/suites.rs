@@ -86,9 +86,10 @@ const SUITES: &[Suite] = &[
     // a restored guest never answers, or the machine ends (seen with QEMU 10.0.2). With one, everything takes longer.
     Suite {
         name: "driver",
-        purpose: "the Firecracker driver and control groups, by the tests of crates/vmm",
+        purpose: "the Firecracker driver and control groups, by the tests of crates/vmm, and what the kernel tells of writes",
         inside: &["tests", "--env", "AENV_TEST_DRIVER=firecracker", "--env", "AENV_MUST_TEST=1"],
         programs: &[
+            TestProgram { package: "aenv-sys", target: "writes" },
             TestProgram { package: "aenv-vmm", target: "cgroups" },
             TestProgram { package: "aenv-vmm", target: "real_guest" },
         ],

@@ -376,10 +376,7 @@ mod tests {
             let report = CaptureReport {
                 base: CaptureBase::PreviousCapture,
                 changed_pages: pages,
-                zero_pages: 0,
-                state_bytes: 0,
-                state_time: Duration::ZERO,
-                memory_time: Duration::ZERO,
+                ..CaptureReport::default()
             };
             Save { report: Some(report), ..save(number, Durability::Process, Some(number - 1)) }
         };

@@ -203,7 +203,6 @@ mod tests {
     use super::*;
     use aenv_storage::block_service::LayerRef;
     use aenv_vmm::CaptureBase;
-    use std::time::Duration;
 
     fn template() -> TemplateFile {
         TemplateFile {
@@ -281,14 +280,7 @@ mod tests {
             vmm: identity(),
             disk,
             created_at: jiff::Timestamp::UNIX_EPOCH,
-            report: CaptureReport {
-                base: CaptureBase::Nothing,
-                changed_pages: 0,
-                zero_pages: 0,
-                state_bytes: 0,
-                state_time: Duration::ZERO,
-                memory_time: Duration::ZERO,
-            },
+            report: CaptureReport { base: CaptureBase::Nothing, ..CaptureReport::default() },
         };
         let write = |file: &CaptureFile| {
             std::fs::write(directory.join("capture.json"), serde_json::to_vec(file).unwrap()).unwrap();

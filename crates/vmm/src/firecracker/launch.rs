@@ -206,7 +206,7 @@ impl Plan {
         let disk = HostDisk::examine(&placement.disk)?;
         let origin = capture.as_ref().map_or(Origin::Boot, Origin::Capture);
         let steps = jail.build(placement, &disk, origin)?;
-        remove(&capture::marker(&placement.run_dir))?;
+        capture::markers(&placement.run_dir).iter().try_for_each(|marker| remove(marker))?;
         let captures = CaptureDirectory::open(&jail.capture_directory())?;
         // Before the process starts, so that nothing happens unseen.
         let watch = DirectoryWatch::new(jail.root())?;
@@ -287,10 +287,11 @@ async fn abandon(
 /// Removes what is of no use when the VM has ended. The log stays.
 pub(super) async fn clean_up(driver: &FirecrackerDriver, placement: &Placement) -> Result<(), VmmError> {
     let jail = Jail::new(placement, &driver.firecracker);
-    let files = [crate::console::scratch_file(&placement.run_dir), capture::marker(&placement.run_dir)];
+    let markers = capture::markers(&placement.run_dir);
+    let scratch = crate::console::scratch_file(&placement.run_dir);
     let remove_all = move || {
-        for file in files {
-            remove(&file)?;
+        for file in markers.iter().chain([&scratch]) {
+            remove(file)?;
         }
         jail.remove()
     };

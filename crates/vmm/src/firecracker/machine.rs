@@ -11,6 +11,7 @@ use super::FirecrackerDriver;
 use super::api::{Api, ApiError};
 use super::capture::{self, CaptureDirectory, Content, Lineage, Written};
 use super::ending::{Evidence, says_halted};
+use super::guest_memory::GuestMemory;
 use super::launch::{self, Launched, Parts};
 use super::requests::{self, Request, Wanted};
 use crate::confinement::Confined;
@@ -24,7 +25,6 @@ use crate::program::Version;
 use aenv_sys::process::PidFd;
 use async_trait::async_trait;
 use serde_json::Value;
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,6 +37,8 @@ const READ_PAUSE: Duration = Duration::from_millis(100);
 /// A host that writes memory at fewer bytes per second is taken for a broken one when it is captured. Where everything is emulated
 /// and the processor is shared, 10 MiB were measured.
 const SLOWEST_HOST: u64 = 2 << 20;
+/// Why differences are not asked for.
+const BROKEN: &str = "Firecracker 1.14 mixes up the regions of a memory of more than 3 GiB";
 
 /// A machine whose process is up.
 #[derive(Debug)]
@@ -48,6 +50,8 @@ pub(super) struct FirecrackerMachine {
     lineage: Mutex<Lineage>,
     /// Whether there is a capture in the jail that is still to be loaded.
     prepared: AtomicBool,
+    /// Whether it was stopped by us: then its devices stand still, too, which after a load they do not.
+    stopped: AtomicBool,
     exit: ExitWatch,
     _watcher: AbortOnDropHandle<()>,
 }
@@ -83,6 +87,7 @@ impl FirecrackerMachine {
             captures: Arc::new(captures),
             lineage: Mutex::new(lineage),
             prepared: AtomicBool::new(prepared),
+            stopped: AtomicBool::new(false),
             exit,
             _watcher: AbortOnDropHandle::new(watcher),
         }
@@ -111,30 +116,55 @@ impl FirecrackerMachine {
         if self.is_running().await? {
             return Err(self.refused("capture", "the machine runs: stop it first"));
         }
+        if !self.stopped.load(Ordering::Relaxed) {
+            self.stop().await?;
+        }
         let partial = PartialFiles::begin(into)?;
         let mut lineage = self.lineage.lock().await;
         // Firecracker forgets what it writes, whatever goes wrong from here on.
-        let known = std::mem::replace(&mut *lineage, Lineage::Captured);
-        let before = if self.diff_is_broken() { Lineage::Captured } else { known };
-        let (directory, user) = (Arc::clone(&self.captures), self.shared.placement.user);
-        let marker = capture::marker(&self.shared.placement.run_dir);
-        let prepare = move || {
-            File::create(marker)?;
-            directory.prepare(user)
-        };
-        blocking(prepare, || format!("cannot prepare a capture of VMM {}", self.shared.placement.name))
-            .await?;
+        let cut_short = Lineage::Lost("the capture before was cut short".into());
+        let known = std::mem::replace(&mut *lineage, cut_short);
+        let known = if self.diff_is_broken() { Lineage::Lost(BROKEN.into()) } else { known };
+        let memory = self.prepare_capture().await?;
+        let (snapshot, whole_because) = known.snapshot(content, memory.is_ok());
         let started = Instant::now();
         let slowest = Duration::from_secs((self.memory_mib << 20) / SLOWEST_HOST);
         let limit = self.driver.settings.command_limit + slowest;
-        self.send_within(&requests::snapshot(before.snapshot()), limit).await?;
-        let written_in = started.elapsed();
-        let directory = Arc::clone(&self.captures);
-        let memory_bytes = self.memory_mib << 20;
-        let written = Written { directory, partial, lineage: before, content, memory_bytes, written_in };
+        self.send_within(&requests::snapshot(snapshot), limit).await?;
+        let written = Written {
+            directory: Arc::clone(&self.captures),
+            partial,
+            run_dir: self.shared.placement.run_dir.clone(),
+            lineage: known,
+            snapshot,
+            whole_because,
+            content,
+            memory,
+            memory_bytes: self.memory_mib << 20,
+            written_in: started.elapsed(),
+        };
         let finished = tokio::task::spawn_blocking(move || written.finish()).await;
         let finished = finished.unwrap_or_else(|error| Err(io::Error::other(error)));
-        finished.map_err(|source| failed(&into.memory, source))
+        let (report, next) = finished.map_err(|source| failed(&into.memory, source))?;
+        *lineage = next;
+        Ok(report)
+    }
+
+    /// Makes ready what Firecracker writes into, and looks for the guest's memory in its process.
+    async fn prepare_capture(&self) -> Result<Result<GuestMemory, &'static str>, VmmError> {
+        let Placement { name, run_dir, user, .. } = &self.shared.placement;
+        let (directory, run_dir, user) = (Arc::clone(&self.captures), run_dir.clone(), *user);
+        let (pid, memory_bytes) = (self.shared.record.pid, self.memory_mib << 20);
+        let writes_are_known = self.driver.writes_are_known;
+        let prepare = move || {
+            capture::begun(&run_dir)?;
+            directory.prepare(user)?;
+            if !writes_are_known {
+                return Ok(Err(capture::NOT_KEPT));
+            }
+            Ok(GuestMemory::find(pid, memory_bytes)?.ok_or(capture::NOT_FOUND))
+        };
+        blocking(prepare, || format!("cannot prepare a capture of VMM {name}")).await
     }
 
     /// Versions 1.14 mix up the memory regions of a guest that has more than one, which is what more than 3 GiB needs.
@@ -165,11 +195,14 @@ impl Machine for FirecrackerMachine {
     }
 
     async fn resume(&self) -> Result<(), VmmError> {
+        self.stopped.store(false, Ordering::Relaxed);
         self.send(&requests::run(Wanted::Running)).await.map(drop)
     }
 
     async fn stop(&self) -> Result<(), VmmError> {
-        self.send(&requests::run(Wanted::Stopped)).await.map(drop)
+        self.send(&requests::run(Wanted::Stopped)).await?;
+        self.stopped.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     async fn load(&self) -> Result<(), VmmError> {
@@ -189,6 +222,17 @@ impl Machine for FirecrackerMachine {
 
     async fn capture_changes(&self, into: &CaptureFiles) -> Result<CaptureReport, VmmError> {
         self.write(into, Content::Changes).await
+    }
+
+    async fn confirm_capture(&self, files: &CaptureFiles) -> Result<(), VmmError> {
+        let Placement { name, run_dir, .. } = &self.shared.placement;
+        // A rename of a file that is not durable: it costs as much as this task's turn.
+        let confirmed = self.lineage.lock().await.confirm(run_dir, &files.memory);
+        confirmed.map_err(|source| {
+            let context =
+                format!("cannot note that capture {} of VMM {name} is kept", files.memory.display());
+            VmmError::Io { context, source }
+        })
     }
 
     async fn kill(&self) -> Result<Exit, VmmError> {

@@ -85,6 +85,7 @@ pub(super) async fn finish(
         state_bytes,
         state_time,
         memory_time: started.elapsed(),
+        ..CaptureReport::default()
     })
 }
 

@@ -140,7 +140,7 @@ pub(crate) fn decoded(said: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_adopted_vm_is_captured_whole_before_and_after_its_first_capture() {
+async fn an_adopted_vm_is_captured_as_what_it_was_started_from_and_what_is_kept_allow() {
     if !is_chosen() {
         return;
     }
@@ -177,13 +177,31 @@ async fn an_adopted_vm_is_captured_whole_before_and_after_its_first_capture() {
     host.compose(&[(CaptureBase::Nothing, image), (report.base, files)], &composed);
     drop(machine);
 
-    // After a capture nobody knows any more, so the next one is whole whatever is asked for.
+    // Nobody said that the capture is kept, so the next one is whole whatever is asked for.
     let machine = host.driver.adopt(&host.spec, &record, slot.placement()).await.unwrap();
-    let files = host.capture_files("again");
-    let report = machine.capture_changes(&files).await.unwrap();
+    let again = host.capture_files("again");
+    let report = machine.capture_changes(&again).await.unwrap();
     println!("after a second adoption: {report:?}");
     assert_eq!(report.base, CaptureBase::Nothing);
-    assert_eq!(host.whole_digest(&files.memory), host.whole_digest(&composed));
+    assert!(report.whole_because.unwrap().contains("is kept is not known"));
+    assert_eq!(host.different_pages(&again.memory, &composed), [0; 0]);
+    machine.confirm_capture(&again).await.unwrap();
+    machine.resume().await.unwrap();
+    slot.answer(PATIENCE);
+    drop(machine);
+
+    // It is known that this one is kept, and what was written since: also to who comes later.
+    let machine = host.driver.adopt(&host.spec, &record, slot.placement()).await.unwrap();
+    slot.answer(PATIENCE);
+    machine.stop().await.unwrap();
+    let files = host.capture_files("later");
+    let report = machine.capture_changes(&files).await.unwrap();
+    println!("after a third adoption: {report:?}");
+    assert_eq!(report.base, CaptureBase::PreviousCapture);
+    let composed = host.path("composed-later");
+    host.compose(&[(CaptureBase::Nothing, again), (report.base, files)], &composed);
+    let whole = captured(&host, &*machine, "whole").await;
+    assert_eq!(host.different_pages(&composed, &whole.memory), [0; 0]);
     killed(&*machine, &slot).await;
     assert!(!host::process_exists(record.pid));
     host.leaves_nothing();

@@ -216,21 +216,17 @@ impl Host {
         hasher.finish()
     }
 
-    /// Hash of all of a file, holes as the zeros they read as.
-    pub(crate) fn whole_digest(&self, path: &Path) -> u64 {
-        let file = File::open(path).unwrap();
-        let mut hasher = DefaultHasher::new();
-        let mut page = [0; 4096];
-        for extent in file::data_extents(&file).unwrap() {
-            for at in extent.step_by(4096) {
-                file.read_exact_at(&mut page, at).unwrap();
-                if page != [0; 4096] {
-                    hasher.write_u64(at);
-                    hasher.write(&page);
-                }
+    /// Numbers of the pages in which two files of the guest's memory differ.
+    pub(crate) fn different_pages(&self, one: &Path, other: &Path) -> Vec<u64> {
+        let files = [one, other].map(|path| File::open(path).unwrap());
+        let mut pages = [[0; 4096]; 2];
+        let mut differs = |number: &u64| {
+            for (file, page) in files.iter().zip(&mut pages) {
+                file.read_exact_at(page, number * 4096).unwrap();
             }
-        }
-        hasher.finish()
+            pages[0] != pages[1]
+        };
+        (0..self.spec.memory_mib << 8).filter(|number| differs(number)).collect()
     }
 
     /// Lays captures over one another, as their bases say.
