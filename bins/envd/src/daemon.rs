@@ -3,6 +3,7 @@
 //! Owns the settings. Performs no I/O but reading accounts.
 
 use crate::accounts::{AccountError, Accounts, User};
+use crate::freezer::Freezer;
 use crate::paths::{self, PathError};
 use crate::process::table::Processes;
 use crate::sync::Flushes;
@@ -78,6 +79,8 @@ pub(crate) struct Daemon {
     pub(crate) machine: Machine,
     /// What brings written data to the disk.
     pub(crate) flushes: Flushes,
+    /// What holds programs still while the guest is captured.
+    pub(crate) freezer: Freezer,
     /// `PATH` of processes.
     search_path: Arc<str>,
 }
@@ -91,6 +94,7 @@ impl Daemon {
             processes,
             machine,
             flushes: Flushes::default(),
+            freezer: Freezer::default(),
             search_path: search_path.into(),
         }
     }

@@ -1,7 +1,7 @@
 //! `POST /init`: the node greets the guest after every boot and restore.
 //!
 //! Order of effects, all before the answer: clock, random pool, hostname and files (a guest's own machine only), then
-//! the settings in one step. The clock comes first because programs of a guest that goes on run beside the daemon. A greeting with a token that is already held elsewhere, or an old one, changes nothing:
+//! the settings in one step, then programs that were held still go on. The clock comes first because programs of a guest that goes on run beside the daemon. A greeting with a token that is already held elsewhere, or an old one, changes nothing:
 //!
 //! | state | greeting | effect |
 //! |---|---|---|
@@ -48,6 +48,10 @@ pub(crate) async fn greet(
                 .map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, with_causes(&error)))?;
         }
         apply(&daemon, greeting, stamp);
+    }
+    if daemon.machine == Machine::Guest {
+        // Not before: no program is to run as somebody else, or in another time.
+        daemon.freezer.thaw();
     }
     Ok((StatusCode::NO_CONTENT, [("x-envd-version", ENVD_VERSION), ("cache-control", "no-store")])
         .into_response())

@@ -12,6 +12,7 @@ mod boot;
 mod daemon;
 mod files;
 mod filesystem;
+mod freezer;
 mod greeting;
 mod http;
 mod identity;

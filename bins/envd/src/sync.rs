@@ -1,5 +1,5 @@
-//! `POST /sync`: what programs have written is on the disk of the guest before the answer. Ours alone; the node asks for it
-//! before it stops the guest.
+//! `POST /sync`: what programs have written is on the disk of the guest before the answer, and, if that is wished, they stand still
+//! from then on until the next greeting. Ours alone; the node asks for it before it stops the guest.
 //!
 //! ```text
 //!  call 1 ─▶ run 1 ───────▶ answer 1
@@ -11,7 +11,10 @@
 
 use crate::daemon::{Daemon, Machine};
 use crate::http::Refusal;
+use aenv_protocol::envd::SyncRequest;
 use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use bytes::Bytes;
 use http::StatusCode;
 use rustix::fs::{Mode, OFlags};
 use std::io;
@@ -106,7 +109,16 @@ impl Flushes {
 ///
 /// # Errors
 /// 500 when a file system cannot be flushed, 503 when that takes too long.
-pub(crate) async fn answer(State(daemon): State<Daemon>) -> Result<StatusCode, Refusal> {
+pub(crate) async fn answer(
+    State(daemon): State<Daemon>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<StatusCode, Refusal> {
+    let body = body.map_err(|rejection| Refusal::new(rejection.status(), rejection.body_text()))?;
+    let wish: SyncRequest = match body.is_empty() {
+        true => SyncRequest::default(),
+        false => serde_json::from_slice(&body)
+            .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, format!("invalid body: {error}")))?,
+    };
     let machine = daemon.machine;
     let flush = move || match machine {
         Machine::Guest => flush_all(Path::new(MOUNTS)),
@@ -114,13 +126,30 @@ pub(crate) async fn answer(State(daemon): State<Daemon>) -> Result<StatusCode, R
         Machine::Foreign => Ok(()),
     };
     match tokio::time::timeout(LIMIT, daemon.flushes.after_now(flush)).await {
-        Ok(Ok(())) => Ok(StatusCode::NO_CONTENT),
+        Ok(Ok(())) => {
+            if wish.freeze && machine == Machine::Guest {
+                freeze(&daemon).await;
+            }
+            Ok(StatusCode::NO_CONTENT)
+        }
         Ok(Err(reason)) => Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, &*reason)),
         Err(_) => {
             let message = format!("the file systems were not flushed within {LIMIT:?}");
             Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, message))
         }
     }
+}
+
+/// Best effort: a kernel without control groups can be captured, too.
+async fn freeze(daemon: &Daemon) {
+    let freezer = daemon.freezer.clone();
+    let frozen = tokio::task::spawn_blocking(move || freezer.freeze()).await;
+    match frozen.unwrap_or_else(|error| Err(io::Error::other(error))) {
+        Ok(true) => {}
+        Ok(false) => tracing::warn!("some programs are busy in the kernel and do not stand still yet"),
+        Err(error) => tracing::warn!(%error, "programs cannot be held still"),
+    }
+    daemon.freezer.thaw_later();
 }
 
 /// Flushes every file system with a disk, the ones mounted last first: they may lie in files of the earlier ones. All are

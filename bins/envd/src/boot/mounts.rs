@@ -1,6 +1,7 @@
 //! Filesystems of a guest, and the way from the initramfs to the root disk.
 
 use super::on;
+use crate::freezer::PROGRAMS;
 use anyhow::Context as _;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount, mount_move};
@@ -88,6 +89,10 @@ pub(crate) fn runtime_filesystems() {
         if let Err(error) = kernel(kind, Path::new(target), flags, data) {
             tracing::warn!("{error:#}");
         }
+    }
+    // Programs are held still by it. Without it they are not.
+    if let Err(error) = on(std::fs::create_dir_all(PROGRAMS), "make", Path::new(PROGRAMS)) {
+        tracing::warn!("{error:#}");
     }
     for (name, target) in [("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")]
     {

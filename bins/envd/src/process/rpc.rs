@@ -3,7 +3,8 @@
 use super::input::InputError;
 use super::table::SelectError;
 use super::{Event, Process, end_event};
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Machine};
+use crate::freezer::PROGRAMS;
 use crate::reaper::SignalError;
 use crate::rpc::{caller, internal};
 use aenv_protocol::envd::process as wire;
@@ -59,6 +60,11 @@ impl ProcessRpc {
             gid: user.gid,
             groups: user.groups,
             oom_score_adjustment: OOM_SCORE,
+            control_group: match self.0.machine {
+                Machine::Guest => Some(PROGRAMS.into()),
+                // Its groups are not ours.
+                Machine::Foreign => None,
+            },
             input: if request.stdin.unwrap_or(true) { StandardInput::Pipe } else { StandardInput::Null },
         })
     }

@@ -14,6 +14,7 @@ fn shell(script: &str) -> Program {
         gid: rustix::process::getegid().as_raw(),
         groups: Vec::new(),
         oom_score_adjustment: 100,
+        control_group: None,
         input: StandardInput::Null,
     }
 }

@@ -44,6 +44,14 @@ pub const ROOT_BYTES_ARGUMENT: &str = "aenv.root_bytes";
 /// Header that carries a sandbox's access token.
 pub const ACCESS_TOKEN_HEADER: &str = "x-access-token";
 
+/// Body of `POST /sync`, sent by the node before it stops a guest; may be absent. Ours alone.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SyncRequest {
+    /// Whether all programs stand still from then on, until the next `/init`.
+    pub freeze: bool,
+}
+
 /// Body of `POST /init`, sent by the node after every boot and restore, before any user process runs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

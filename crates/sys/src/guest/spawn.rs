@@ -1,7 +1,7 @@
 //! Starting a program as another user, in a session of its own, with pipes.
 //!
 //! ```text
-//! parent: fork ─▶ child: oom score ─▶ umask ─▶ setsid ─▶ groups, gid, uid ─▶ chdir ─▶ exec
+//! parent: fork ─▶ child: oom score ─▶ control group ─▶ umask ─▶ setsid ─▶ groups, gid, uid ─▶ chdir ─▶ exec
 //! ```
 //! What runs between fork and exec allocates nothing and takes no lock. The directory is entered as the user, so that
 //! nobody stands where he could not have walked. Signal mask and dispositions of the child are the default ones (the
@@ -35,6 +35,8 @@ pub struct Program {
     pub groups: Vec<u32>,
     /// Added to the kernel's badness score when memory runs out, -1000 to 1000.
     pub oom_score_adjustment: i16,
+    /// Directory of the control group to run in; that of the starter when there is none, or the kernel does not have it.
+    pub control_group: Option<PathBuf>,
     /// Where standard input comes from.
     pub input: StandardInput,
 }
@@ -82,6 +84,7 @@ pub fn spawn(program: &Program) -> Result<Spawned, SpawnError> {
     let directory =
         CString::new(program.directory.as_os_str().as_bytes()).map_err(|_| SpawnError::ZeroByte)?;
     let oom_score = program.oom_score_adjustment.to_string();
+    let group = program.control_group.as_ref().map(|group| group.join("cgroup.procs"));
     let (uid, gid, groups) = (program.uid, program.gid, program.groups.clone());
     let mut command = Command::new(&program.command);
     command
@@ -99,12 +102,18 @@ pub fn spawn(program: &Program) -> Result<Spawned, SpawnError> {
         if let Ok(mut file) = std::fs::OpenOptions::new().write(true).open("/proc/self/oom_score_adj") {
             file.write_all(oom_score.as_bytes())?;
         }
+        // A kernel without control groups has no such file either. `0` means whoever writes it.
+        if let Some(group) = &group
+            && let Ok(mut file) = std::fs::OpenOptions::new().write(true).open(group)
+        {
+            file.write_all(b"0")?;
+        }
         become_user(uid, gid, &groups)?;
         rustix::process::chdir(&*directory)?;
         Ok(())
     };
     // SAFETY: between fork and exec the closure makes only system calls on memory prepared before the fork: the path
-    // of the file is short enough for the standard library's stack buffer, an `io::Error` made from an errno does not
+    // of the files is short enough for the standard library's stack buffer, an `io::Error` made from an errno does not
     // allocate, and the closure captures no lock.
     unsafe { command.pre_exec(enter) };
     let mut child = command.spawn()?;

@@ -14,6 +14,7 @@ fn program(command: &str, arguments: &[&str]) -> Program {
         gid: 0,
         groups: Vec::new(),
         oom_score_adjustment: 100,
+        control_group: None,
         input: StandardInput::Null,
     }
 }
