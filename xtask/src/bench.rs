@@ -8,6 +8,7 @@
 //! * exec: a command's round trip through the API minus the time the same command took inside the guest
 
 mod exec;
+pub(crate) mod fork;
 mod naive;
 mod numbers;
 pub(crate) mod pause;

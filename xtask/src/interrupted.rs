@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 /// Where the lock lies; the kernel frees it with the process.
 const LOCK: &str = "/run/aenv-t.lock";
 /// Instances of tests: the shared node's, and those that single tests start.
-const INSTANCES: [&str; 13] =
-    ["t", "t1", "t2", "t3", "t4", "t5", "t6", "t7", "t8", "t9", "t10", "t11", "t12"];
+const INSTANCES: [&str; 14] =
+    ["t", "t1", "t2", "t3", "t4", "t5", "t6", "t7", "t8", "t9", "t10", "t11", "t12", "t13"];
 /// From SIGKILL to the end of a process that is in the middle of a disk write.
 const END_LIMIT: Duration = Duration::from_secs(20);
 

@@ -70,6 +70,8 @@ enum Bench {
     Pause(bench::pause::Options),
     /// Disks through FUSE, or ublk with --rig, against a plain file and NBD; index, chains, seal, recovery, shared memory
     Storage(bench::storage::Options),
+    /// Snapshots and forks against the node that `up` started
+    Fork(bench::fork::Options),
 }
 
 fn main() -> ExitCode {
@@ -98,6 +100,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Bench(Bench::Create(options)) => bench::create(&project, &options)?,
         Task::Bench(Bench::Pause(options)) => bench::pause::run(&project, &options)?,
         Task::Bench(Bench::Storage(options)) => bench::storage::run(&project, &options)?,
+        Task::Bench(Bench::Fork(options)) => bench::fork::run(&project, &options)?,
         Task::Fuzz(options) => fuzz::run(&project, &options)?,
         Task::Doctor => up::doctor(&project)?,
     }

@@ -39,6 +39,11 @@ impl Failure {
         Self { code: ErrorCode::Internal, message: message.into() }
     }
 
+    /// Whether something that was named is not there.
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self.code, ErrorCode::NotFound)
+    }
+
     /// For `map_err` on what the system refuses.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |error| {

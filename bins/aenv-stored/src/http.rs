@@ -3,7 +3,7 @@
 use crate::block_service::Service;
 use crate::failure::Failure;
 use aenv_storage::block_service::{
-    CollectGarbage, CreateDisk, CreateImage, ErrorCode, InvalidName, Name, RewindDisk, SealDisk,
+    CollectGarbage, CreateDisk, CreateImage, ErrorCode, InvalidName, Name, ReleaseLayer, RewindDisk, SealDisk,
 };
 use axum::Json;
 use axum::Router;
@@ -39,6 +39,7 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
         .route("/v1/disks/{name}/durable", post(make_disk_durable))
         .route("/v1/images", get(images).post(create_image))
         .route("/v1/images/{name}", get(image).delete(delete_image))
+        .route("/v1/layers/release", post(release_layer))
         .route("/v1/gc", post(collect_garbage))
         .fallback(|| async { Failure::not_found("there is no such route") })
         .method_not_allowed_fallback(wrong_method)
@@ -98,6 +99,10 @@ async fn image(State(service): Shared, Named(name): Named) -> Response {
 
 async fn delete_image(State(service): Shared, Named(name): Named) -> Response {
     on_thread(move || service.delete_image(&named(&name)?).map(|()| Done {}), StatusCode::OK).await
+}
+
+async fn release_layer(State(service): Shared, Whole(body): Whole) -> Response {
+    on_thread(move || service.release_layer(&parse::<ReleaseLayer>(&body)?), StatusCode::OK).await
 }
 
 async fn collect_garbage(State(service): Shared, Whole(body): Whole) -> Response {

@@ -6,7 +6,7 @@ mod daemon;
 
 use aenv_storage::BLOCK_BYTES;
 use aenv_storage::block_service::{
-    CollectGarbage, CreateDisk, CreateImage, DiskState, LayerRef, ServiceError,
+    CollectGarbage, CreateDisk, CreateImage, DiskState, LayerRef, Name, ReleaseLayer, ServiceError,
 };
 use daemon::{DISK_BYTES, Direct, Stored, content, name, request, stored_bytes};
 use std::fs::File;
@@ -329,6 +329,37 @@ async fn garbage_is_what_nothing_needs() {
     assert_eq!((collected.layers, collected.directories), (1, 0));
     let LayerRef::Raw { raw } = used else { unreachable!() };
     assert!(!raw.exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_goes_with_the_last_that_is_made_of_it() {
+    let stored = Stored::start().await;
+    let layer = stored.raw_layer("shared");
+    let LayerRef::Raw { raw: file } = layer.clone() else { unreachable!() };
+    let release = ReleaseLayer { file: file.clone() };
+    stored.disk("d", std::slice::from_ref(&layer)).await;
+    let image = |name: Name| CreateImage { name, layers: vec![layer.clone()], owner: 0, exported: false };
+    stored.client.create_image(&image(name("i"))).await.unwrap();
+    for user in ["disk", "image"] {
+        assert!(!stored.client.release_layer(&release).await.unwrap().removed, "{user}");
+        assert!(file.exists());
+        match user {
+            "disk" => stored.client.delete_disk(&name("d")).await.unwrap(),
+            _ => stored.client.delete_image(&name("i")).await.unwrap(),
+        }
+    }
+    // Asked again, as after a lost answer.
+    for _ in 0..2 {
+        assert!(stored.client.release_layer(&release).await.unwrap().removed);
+        assert!(!file.exists());
+    }
+    let elsewhere = stored.disks().join("file");
+    std::fs::write(&elsewhere, "x").unwrap();
+    for file in [elsewhere.clone(), "/etc/passwd".into(), "relative".into()] {
+        let refused = stored.client.release_layer(&ReleaseLayer { file }).await;
+        assert!(matches!(refused, Err(ServiceError::Invalid(_))), "{refused:?}");
+    }
+    assert!(elsewhere.exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,8 +9,8 @@ use crate::transport::{
 };
 use aenv_protocol::ids::SandboxId;
 use aenv_protocol::rest::{
-    CollectedGarbage, ConnectRequest, Durability, ListedSandbox, NewSandbox, NodeStatus, PauseBody, Sandbox,
-    SandboxDetail, Template, TimeoutRequest,
+    CollectedGarbage, ConnectRequest, Durability, ForkBody, ForkedChild, ListedSandbox, NewSandbox,
+    NewSnapshot, NodeStatus, PauseBody, Sandbox, SandboxDetail, Snapshot, Template, TimeoutRequest,
 };
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
@@ -152,27 +152,69 @@ impl ApiClient {
         states: &str,
         labels: &[(String, String)],
     ) -> Result<Vec<ListedSandbox>, ApiError> {
+        let mut path = format!("/v2/sandboxes?state={}", encoded(states));
+        if !labels.is_empty() {
+            path.push_str(&format!("&metadata={}", label_filter(labels)));
+        }
+        self.pages(&path).await
+    }
+
+    /// Snapshots, the newest first: all, or those of a sandbox, or of a name.
+    pub(crate) async fn snapshots(
+        &self,
+        sandbox: Option<&SandboxId>,
+        name: Option<&str>,
+    ) -> Result<Vec<Snapshot>, ApiError> {
+        let mut path = "/snapshots?".to_owned();
+        if let Some(id) = sandbox {
+            path.push_str(&format!("&sandboxID={id}"));
+        }
+        if let Some(name) = name {
+            path.push_str(&format!("&name={}", encoded(name)));
+        }
+        self.pages(&path).await
+    }
+
+    /// Keeps the state of a sandbox.
+    pub(crate) async fn take_snapshot(
+        &self,
+        id: &SandboxId,
+        wish: &NewSnapshot,
+    ) -> Result<Snapshot, ApiError> {
+        let request = self.request(Method::POST, &format!("/sandboxes/{id}/snapshots"), Some(wish))?;
+        self.ask(request, PAUSE_PATIENCE).await.and_then(|answer| self.read(&answer))
+    }
+
+    /// Deletes a snapshot by its id or name.
+    pub(crate) async fn delete_snapshot(&self, asked: &str) -> Result<(), ApiError> {
+        let path = format!("/templates/{}", encoded(asked));
+        let request = self.request(Method::DELETE, &path, None::<&()>)?;
+        self.ask(request, PATIENCE).await.map(|_nothing| ())
+    }
+
+    /// Starts children of a sandbox.
+    pub(crate) async fn fork(&self, id: &SandboxId, wish: &ForkBody) -> Result<Vec<ForkedChild>, ApiError> {
+        let request = self.request(Method::POST, &format!("/sandboxes/{id}/fork"), Some(wish))?;
+        self.ask(request, CREATE_PATIENCE).await.and_then(|answer| self.read(&answer))
+    }
+
+    /// All pages of a listing, whose path has a query.
+    async fn pages<T: DeserializeOwned>(&self, listing: &str) -> Result<Vec<T>, ApiError> {
         let mut all = Vec::new();
         let mut token: Option<String> = None;
         for _page in 0..MAX_PAGES {
-            let mut path = format!("/v2/sandboxes?state={}&limit={PAGE}", encoded(states));
-            if !labels.is_empty() {
-                path.push_str(&format!("&metadata={}", label_filter(labels)));
-            }
+            let mut path = format!("{listing}&limit={PAGE}");
             if let Some(token) = &token {
                 path.push_str(&format!("&nextToken={}", encoded(token)));
             }
             let answer = self.ask(self.request(Method::GET, &path, None::<&()>)?, PATIENCE).await?;
-            all.append(&mut self.read(&answer)?);
+            all.append(&mut self.read::<Vec<T>>(&answer)?);
             token = text(&answer, NEXT_TOKEN).map(str::to_owned);
             if token.as_deref().is_none_or(str::is_empty) {
                 return Ok(all);
             }
         }
-        Err(ApiError::NotUnderstood {
-            base: self.base.clone(),
-            reason: "its list of sandboxes has no end".to_owned(),
-        })
+        Err(ApiError::NotUnderstood { base: self.base.clone(), reason: "a list of it has no end".to_owned() })
     }
 
     /// Ends a sandbox.

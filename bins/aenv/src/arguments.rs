@@ -2,6 +2,12 @@
 //!
 //! Owns no state. Values are checked here as far as that needs no I/O; what they mean is decided in `commands`.
 
+mod snapshots;
+
+pub(crate) use snapshots::{
+    ForkArguments, SnapshotCommand, SnapshotCreateArguments, SnapshotListArguments, SnapshotRemoveArguments,
+};
+
 use aenv_protocol::ids::SandboxId;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
@@ -82,6 +88,16 @@ pub(crate) enum Command {
     ///
     /// One that runs already gets the time only, and never less than it has.
     Resume(ResumeArguments),
+    /// Keep states of sandboxes, to start others from
+    #[command(subcommand, visible_alias = "snapshots")]
+    Snapshot(SnapshotCommand),
+    /// Start children that go on from the state that a sandbox has now
+    ///
+    /// Prints their ids. Files, memory and running processes are those of the parent, which goes on itself; id, hostname,
+    /// random numbers of the kernel, access token and network connections are each child's own.
+    Fork(ForkArguments),
+    /// Show who was made from whom: sandboxes, snapshots and forks
+    Tree,
     /// Copy one file into a sandbox
     Upload(UploadArguments),
     /// Copy one file out of a sandbox
@@ -196,7 +212,7 @@ pub(crate) enum TemplateCommand {
 /// Arguments of `start`.
 #[derive(Debug, Args)]
 pub(crate) struct StartArguments {
-    /// Template to start from
+    /// Template to start from, or snapshot
     #[arg(default_value = "base")]
     pub(crate) template: String,
     /// How long the sandbox lives: 300, 90s, 5m, 1h30m

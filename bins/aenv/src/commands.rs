@@ -5,14 +5,17 @@
 pub(crate) mod doctor;
 pub(crate) mod exec;
 pub(crate) mod files;
+pub(crate) mod fork;
 pub(crate) mod inspect;
 pub(crate) mod layer;
 pub(crate) mod list;
 pub(crate) mod pause;
 pub(crate) mod remove;
+pub(crate) mod snapshot;
 pub(crate) mod start;
 pub(crate) mod template;
 pub(crate) mod timeout;
+pub(crate) mod tree;
 
 use crate::api_client::{ApiClient, ApiError};
 use crate::envd_client::EnvdClient;

@@ -46,6 +46,15 @@ impl Failure {
         Self::bad_request(format!("{field}: {reason}"))
     }
 
+    /// The body of the answer.
+    pub(crate) fn body(self) -> ApiError {
+        ApiError {
+            code: self.status.as_u16(),
+            message: self.message,
+            error_code: self.error_code.map(str::to_owned),
+        }
+    }
+
     /// 404 in E2B's words.
     pub(crate) fn no_such_sandbox(id: &str) -> Self {
         Self::new(
@@ -95,7 +104,7 @@ impl From<Error> for Failure {
             Error::GuestUnresponsive { .. } => {
                 (StatusCode::CONFLICT, Some(code::GUEST_UNRESPONSIVE), Retry::Unknown)
             }
-            Error::Incompatible { .. } => {
+            Error::Incompatible { .. } | Error::SnapshotIncompatible { .. } => {
                 (StatusCode::CONFLICT, Some(code::NO_COMPATIBLE_NODE), Retry::Never)
             }
             Error::IsPaused(_) => (StatusCode::CONFLICT, Some(code::PAUSED), Retry::Never),
@@ -118,13 +127,9 @@ impl From<Error> for Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let body = ApiError {
-            code: self.status.as_u16(),
-            message: self.message,
-            error_code: self.error_code.map(str::to_owned),
-        };
-        let mut response = (self.status, Json(body)).into_response();
-        match self.retry {
+        let (status, retry) = (self.status, self.retry);
+        let mut response = (status, Json(self.body())).into_response();
+        match retry {
             Retry::Never => {
                 response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
             }

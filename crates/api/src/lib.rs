@@ -19,6 +19,7 @@ mod router;
 mod sandboxes;
 mod server;
 mod settings;
+mod snapshots;
 mod storage;
 mod templates;
 

@@ -2,13 +2,13 @@
 
 use crate::error::Failure;
 use crate::settings::Settings;
-use crate::{auth, node, sandboxes, storage, templates};
+use crate::{auth, node, sandboxes, snapshots, storage, templates};
 use aenv_orchestrator::Orchestrator;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use http::{Method, StatusCode, Uri};
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,10 +31,14 @@ pub fn router(orchestrator: Orchestrator, settings: Settings) -> Router {
         .route("/v2/sandboxes/{id}/connect", post(sandboxes::connect_v2))
         .route("/sandboxes/{id}/pause", post(sandboxes::pause))
         .route("/sandboxes/{id}/resume", post(sandboxes::resume))
+        .route("/sandboxes/{id}/snapshots", post(sandboxes::snapshot))
+        .route("/sandboxes/{id}/fork", post(sandboxes::fork))
         .route("/sandboxes/{id}/timeout", post(sandboxes::set_timeout))
         .route("/sandboxes/{id}/refreshes", post(sandboxes::refresh))
         .route("/templates", get(templates::list_v1))
         .route("/v2/templates", get(templates::list_v2))
+        .route("/templates/{id}", delete(snapshots::delete))
+        .route("/snapshots", get(snapshots::list))
         .route("/templates/aliases/{alias}", get(templates::find_alias))
         .route("/storage/gc", post(storage::collect_garbage))
         .route("/node", get(node::show))

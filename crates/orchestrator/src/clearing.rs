@@ -1,13 +1,16 @@
-//! Removes what a VM leaves: its process, its network, its saves, its disk, its directory, its journal row, in this order.
+//! Removes what a VM leaves: its process, its network, its saves (after snapshots that claim one were handed it), its disk, its
+//! directory, its journal row, in this order.
 //!
 //! Every step may be repeated, and is until it succeeds: an error is logged, tried again with growing pauses, and for as
 //! long as anything is left the row stays in the journal, so that the next process goes on where this one was killed.
 
 use crate::admission::Commitment;
+use crate::journal::VmRecord;
 use crate::lifecycle::{self, Event, Phase};
 use crate::node::Node;
 use crate::pause::GrowingPause;
 use crate::saving;
+use crate::snapshot::SnapshotUse;
 use crate::stage::{Cause, timed};
 use crate::vm::{Vm, file_error};
 use aenv_network::SlotName;
@@ -26,6 +29,10 @@ pub(crate) struct Remains {
     machine: Option<Arc<dyn Machine>>,
     slot: Option<SlotName>,
     saves: Vec<u64>,
+    /// As it is in the journal.
+    record: VmRecord,
+    /// The snapshot whose memory has to stay for it.
+    snapshot: Option<Arc<SnapshotUse>>,
     /// Counted until its process has ended.
     memory: Option<Arc<Commitment>>,
 }
@@ -38,6 +45,8 @@ impl Remains {
             machine: vm.machine.clone(),
             slot: vm.record.slot.clone(),
             saves: vm.record.saves.numbers(),
+            record: vm.record.clone(),
+            snapshot: vm.snapshot.clone(),
             memory: vm.memory.clone(),
         }
     }
@@ -68,14 +77,22 @@ pub(crate) async fn end_process(node: &Node, remains: &Remains) -> Result<(), Ca
 }
 
 /// One attempt at removing everything.
-async fn attempt(node: &Node, remains: &mut Remains, row: Row) -> Result<(), Cause> {
+async fn attempt(node: &Arc<Node>, remains: &mut Remains, row: Row) -> Result<(), Cause> {
     end_process(node, remains).await?;
     remains.memory = None;
     if let Some(slot) = &remains.slot {
         timed(node.settings.deadlines.step, node.parts.slots.release(slot)).await.0?;
     }
+    // Boxed: it is large, and seldom needed.
+    Box::pin(saving::hand_over_all(node, &mut remains.record)).await?;
+    remains.snapshot = None;
+    let layers = remains.record.saves.used_layers(&remains.record.present);
     saving::forget_all(node, &remains.id, &remains.saves).await?;
     saving::forget_layers(node, &remains.id, &remains.saves, &BTreeSet::new()).await?;
+    for layer in &layers {
+        // Perhaps it was the last that lay on what others had stored.
+        timed(node.settings.deadlines.step, node.disks.release_layer(layer)).await.0?;
+    }
     timed(node.settings.deadlines.step, node.disks.remove(&remains.id)).await.0?;
     let directory = node.dir.sandbox(&remains.id);
     match tokio::fs::remove_dir_all(&directory).await {

@@ -1,4 +1,4 @@
-//! Makes a sandbox: from a standby if there is one, else from the template's capture.
+//! Makes a sandbox: from a standby if there is one, else from the template's capture, or from a snapshot.
 //!
 //! ```text
 //! room on the disk?
@@ -8,7 +8,8 @@
 //!  ├─▶ turn ────────│─▶ claim (journal) ─▶ load ─▶ resume ─▶ init ─▶ Running                 warm
 //!  │   none         │           │ failed
 //!  └─▶ turn, memory ┴───────────┘
-//!        └─▶ slot ∥ disk ─▶ prepare ─▶ load ─▶ resume ─▶ init ─▶ Running                     cold
+//!        ├─▶ slot ∥ disk ─▶ prepare ─▶ load ─▶ resume ─▶ init ─▶ Running                     cold
+//!        └─▶ slot ∥ disk ─▶ boot ─▶ guest daemon answers ─▶ init ─▶ Running      cold, of a snapshot without memory
 //! ```
 //!
 //! Only a hot claim needs no turn: the others make an emulating host busy. The memory of a standby is counted already. After
@@ -27,11 +28,12 @@ use crate::lifecycle::Phase;
 use crate::node::Node;
 use crate::random;
 use crate::sandbox_task::{Command, QUEUE, SandboxTask, end_after};
+use crate::source::Source;
 use crate::stage::{Cause, Failure, Stages};
 use crate::standby::{self, Readiness, Standby};
-use crate::template::{Capture, Template};
+use crate::template::Template;
 use crate::view::{CreateRequest, Created, Tier};
-use crate::vm::{Origin, Vm, new_record};
+use crate::vm::Vm;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -41,19 +43,17 @@ use tokio_util::sync::CancellationToken;
 pub(crate) fn spawn(
     node: &Arc<Node>,
     request: CreateRequest,
-    template: Arc<Template>,
-    capture: Arc<Capture>,
+    source: Source,
 ) -> oneshot::Receiver<Result<Created, Error>> {
     let (reply, result) = oneshot::channel();
-    node.tasks.spawn(run(Arc::clone(node), request, template, capture, reply));
+    node.tasks.spawn(run(Arc::clone(node), request, source, reply));
     result
 }
 
 async fn run(
     node: Arc<Node>,
     request: CreateRequest,
-    template: Arc<Template>,
-    capture: Arc<Capture>,
+    source: Source,
     reply: oneshot::Sender<Result<Created, Error>>,
 ) {
     let (sender, mut commands) = mpsc::channel(QUEUE);
@@ -61,8 +61,7 @@ async fn run(
     let create = Create {
         node: &node,
         request: &request,
-        template: &template,
-        capture: &capture,
+        source: &source,
         commands: sender,
         cancelled: node.stopping.child_token(),
     };
@@ -83,6 +82,7 @@ async fn run(
                     Command::SetTimeout(..)
                     | Command::Extend(..)
                     | Command::Pause(..)
+                    | Command::Snapshot(..)
                     | Command::Resume(..)
                     | Command::Release(..)
                     | Command::GiveWay(..) => {}
@@ -93,7 +93,7 @@ async fn run(
     drop(create);
     match made {
         Ok(made) => {
-            template.count_sandbox();
+            source.count_sandbox();
             // Kills that came after the last look at them: the sandbox exists now, and they are carried out on it.
             for killer in killers {
                 if late.try_send(Command::Kill(killer)).is_err() {
@@ -104,7 +104,7 @@ async fn run(
             let Made { vm, tenancy, deadline, tier, stages } = made;
             let task = SandboxTask::new(Arc::clone(&node), vm, tenancy, deadline, commands);
             let created = Created { sandbox: task.view(), tier, stages: stages.into_vec() };
-            tracing::info!(sandbox = %created.sandbox.id, template = %template.file.name, tier = tier.as_str(), "sandbox runs");
+            tracing::info!(sandbox = %created.sandbox.id, template = %source.name(), tier = tier.as_str(), "sandbox runs");
             if reply.send(Ok(created)).is_err() {
                 tracing::info!("the caller of a create went away; the sandbox stays until its time is over");
             }
@@ -112,7 +112,7 @@ async fn run(
         }
         Err(failure) => {
             let stopping = node.stopping.is_cancelled();
-            tracing::warn!(template = %template.file.name, error = %failure, "no sandbox made");
+            tracing::warn!(template = %source.name(), error = %failure, "no sandbox made");
             let error = if stopping { Error::ShuttingDown } else { failure.into_error("making a sandbox") };
             for killer in killers {
                 drop(killer.send(Ok(())));
@@ -126,8 +126,7 @@ async fn run(
 struct Create<'a> {
     node: &'a Arc<Node>,
     request: &'a CreateRequest,
-    template: &'a Arc<Template>,
-    capture: &'a Capture,
+    source: &'a Source,
     commands: mpsc::Sender<Command>,
     /// A kill or a shutdown: to be looked at between the steps.
     cancelled: CancellationToken,
@@ -146,11 +145,15 @@ impl Create<'_> {
     async fn make(&self) -> Result<Made, Failure> {
         self.node.admission.check_room(&self.node.dir)?;
         let mut stages = Stages::default();
-        let pool = &self.template.pool;
+        let Source::Template { template, .. } = self.source else {
+            let Permit { place: _place, memory } = self.turn(self.source.memory_bytes(), &mut stages).await?;
+            return Ok(self.cold_start(memory, &mut stages).await?.with(stages));
+        };
+        let pool = &template.pool;
         let hot = pool.take(Readiness::Hot);
         let mut may_claim = hot.is_none();
         if let Some(hot) = hot
-            && let Some(made) = self.claim_or_discard(hot, &mut stages).await?
+            && let Some(made) = self.claim_or_discard(template, hot, &mut stages).await?
         {
             return Ok(made.with(stages));
         }
@@ -158,24 +161,24 @@ impl Create<'_> {
             let place = match self.turn(0, &mut stages).await {
                 Ok(permit) => permit.place,
                 Err(failure) => {
-                    self.give_back(warm).await;
+                    self.give_back(template, warm).await;
                     return Err(failure);
                 }
             };
-            if let Some(made) = self.claim_or_discard(warm, &mut stages).await? {
+            if let Some(made) = self.claim_or_discard(template, warm, &mut stages).await? {
                 return Ok(made.with(stages));
             }
             // Given back before memory is waited for: it may be wanted by somebody who has that.
             drop(place);
             may_claim = false;
         }
-        let bytes = self.template.memory_bytes();
+        let bytes = template.memory_bytes();
         let turn = self.turn(bytes, &mut stages);
         let Permit { place, memory } = tokio::select! {
             permit = turn => permit?,
             // Made meanwhile: there may be no memory for another one.
             hot = pool.next_hot(), if may_claim => {
-                if let Some(made) = self.claim_or_discard(hot, &mut stages).await? {
+                if let Some(made) = self.claim_or_discard(template, hot, &mut stages).await? {
                     return Ok(made.with(stages));
                 }
                 may_claim = false;
@@ -185,7 +188,7 @@ impl Create<'_> {
         // One may have come at the same moment.
         let standby = if may_claim { pool.take_best() } else { None };
         let made = match standby {
-            Some(standby) => self.claim_or_discard(standby, &mut stages).await?,
+            Some(standby) => self.claim_or_discard(template, standby, &mut stages).await?,
             None => None,
         };
         let made = match made {
@@ -208,27 +211,32 @@ impl Create<'_> {
     }
 
     /// A standby that was taken, and for which no turn came, is as good as before.
-    async fn give_back(&self, standby: Standby) {
+    async fn give_back(&self, template: &Arc<Template>, standby: Standby) {
         match self.cancelled.is_cancelled() {
-            false => standby::put(self.node, self.template, standby),
+            false => standby::put(self.node, template, standby),
             true => clearing::discard(self.node, standby.vm).await,
         }
     }
 
     /// Makes a standby the sandbox. None when it was of no use and is gone; an error when the create is to end.
-    async fn claim_or_discard(&self, standby: Standby, stages: &mut Stages) -> Result<Option<Made>, Failure> {
+    async fn claim_or_discard(
+        &self,
+        template: &Template,
+        standby: Standby,
+        stages: &mut Stages,
+    ) -> Result<Option<Made>, Failure> {
         let Standby { mut vm, channel, readiness, .. } = standby;
         self.node.table.begin(&vm.record.id, self.commands.clone());
         let result = self.claim(&mut vm, &channel, readiness, stages).await;
         match self.keep_or_undo(vm, result, readiness.tier()).await {
             Ok(made) => {
-                self.template.pool.served(readiness);
+                template.pool.served(readiness);
                 Ok(Some(made))
             }
             Err(failure) if self.cancelled.is_cancelled() => Err(failure),
             Err(failure) => {
-                self.template.pool.failed(readiness);
-                tracing::warn!(template = %self.template.file.name, ?readiness, error = %failure, "a standby failed when it was claimed; making a sandbox without one");
+                template.pool.failed(readiness);
+                tracing::warn!(template = %template.file.name, ?readiness, error = %failure, "a standby failed when it was claimed; making a sandbox without one");
                 Ok(None)
             }
         }
@@ -264,10 +272,11 @@ impl Create<'_> {
     ) -> Result<Made, Failure> {
         let tenancy = self.tenancy()?;
         let id = random::sandbox_id().map_err(|error| Failure::new("journal", error))?;
-        let mut record = new_record(id, Role::Sandbox, self.template, Some(self.capture.key.clone()));
+        let mut record = self.source.new_record(id);
         record.tenancy = Some(tenancy.clone());
         self.node.table.begin(&record.id, self.commands.clone());
         let mut vm = Vm::with_memory(record, memory);
+        vm.snapshot = self.source.used();
         let result = self.start_cold(&mut vm, tenancy, stages).await;
         self.keep_or_undo(vm, result, Tier::Cold).await
     }
@@ -278,9 +287,12 @@ impl Create<'_> {
         tenancy: Tenancy,
         stages: &mut Stages,
     ) -> Result<(Tenancy, Instant), Failure> {
-        vm.make(self.node, &Origin::Capture(self.capture), stages).await?;
-        self.load(vm, stages).await?;
+        vm.make(self.node, &self.source.origin(), stages).await?;
         let channel = vm.channel()?;
+        if self.source.boots() {
+            return self.greet_booted(vm, &channel, tenancy, stages).await;
+        }
+        self.load(vm, stages).await?;
         self.wake(vm, &channel, tenancy, stages).await
     }
 
@@ -289,8 +301,49 @@ impl Create<'_> {
         vm.load(self.node, stages).await
     }
 
+    /// Waits for the daemon of a guest that boots.
+    async fn greet_booted(
+        &self,
+        vm: &mut Vm,
+        channel: &GuestChannel,
+        tenancy: Tenancy,
+        stages: &mut Stages,
+    ) -> Result<(Tenancy, Instant), Failure> {
+        let limit = self.node.settings.deadlines.boot;
+        self.deny_egress(vm, stages).await?;
+        let answered = stages.run("guest", limit, channel.wait_until_healthy(limit));
+        tokio::select! {
+            answer = vm.while_alive("guest", answered) => answer?,
+            () = self.cancelled.cancelled() => return Err(Failure::new("guest", Cause::Cancelled)),
+        }
+        self.greet(vm, channel, tenancy, stages).await
+    }
+
+    async fn deny_egress(&self, vm: &Vm, stages: &mut Stages) -> Result<(), Failure> {
+        if !self.request.internet_access {
+            let slot = &vm.slot("deny_egress")?.name;
+            let limit = self.node.settings.deadlines.step;
+            stages.run("deny_egress", limit, self.node.parts.slots.deny_egress(slot)).await?;
+        }
+        Ok(())
+    }
+
     /// Turns a stopped VM without identity into a running sandbox.
     async fn wake(
+        &self,
+        vm: &mut Vm,
+        channel: &GuestChannel,
+        tenancy: Tenancy,
+        stages: &mut Stages,
+    ) -> Result<(Tenancy, Instant), Failure> {
+        self.go_on("resume")?;
+        self.deny_egress(vm, stages).await?;
+        vm.resume(self.node, stages).await?;
+        self.greet(vm, channel, tenancy, stages).await
+    }
+
+    /// Tells a guest that runs who it is from now on.
+    async fn greet(
         &self,
         vm: &mut Vm,
         channel: &GuestChannel,
@@ -298,15 +351,13 @@ impl Create<'_> {
         stages: &mut Stages,
     ) -> Result<(Tenancy, Instant), Failure> {
         let deadlines = &self.node.settings.deadlines;
-        self.go_on("resume")?;
-        if !self.request.internet_access {
-            let slot = &vm.slot("deny_egress")?.name;
-            stages.run("deny_egress", deadlines.step, self.node.parts.slots.deny_egress(slot)).await?;
-        }
-        vm.resume(self.node, stages).await?;
         let init = greeting::of_sandbox(&vm.record.id, &vm.record.template_id, &tenancy)
             .map_err(|error| Failure::new("init", error))?;
-        let answered = stages.run("init", deadlines.init, channel.init(&init, deadlines.init));
+        let answered = stages.run(
+            "init",
+            deadlines.init,
+            channel.init_as(&init, self.source.access_token(), deadlines.init),
+        );
         tokio::select! {
             answer = vm.while_alive("init", answered) => answer?,
             () = self.cancelled.cancelled() => return Err(Failure::new("init", Cause::Cancelled)),

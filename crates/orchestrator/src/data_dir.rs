@@ -12,6 +12,7 @@
 //! <data>/sandboxes/<id>/captures/<number>/        {state, changes} of a save; {disk.ext4, memory} where the block service is
 //!                                                 not used
 //! <data>/sandboxes/<id>/run/                      sockets, logs and jail of the VMM
+//! <data>/snapshots/<id>/                         {state} of a snapshot; {disk.ext4, memory} where the block service is not used
 //! <data>/vmm/                                     roots of jails, made by the QEMU driver and not touched here
 //! ```
 //!
@@ -45,7 +46,7 @@ impl DataDir {
         // The journal holds tokens and environments, the disks whatever users wrote.
         std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o700)).map_err(fail("close"))?;
         let dir = Self { root };
-        for child in [dir.templates(), dir.sandboxes(), dir.layers()] {
+        for child in [dir.templates(), dir.sandboxes(), dir.snapshots(), dir.layers()] {
             std::fs::create_dir_all(&child).map_err(fail("make a directory in"))?;
         }
         Ok(dir)
@@ -106,6 +107,16 @@ impl DataDir {
     /// The image with this SHA-256, in hex, as a flat file.
     pub(crate) fn image(&self, sha256: &str) -> PathBuf {
         self.layers().join(format!("{sha256}.raw"))
+    }
+
+    /// Where snapshots lie.
+    pub(crate) fn snapshots(&self) -> PathBuf {
+        self.root.join("snapshots")
+    }
+
+    /// Where one snapshot lies.
+    pub(crate) fn snapshot(&self, id: &TemplateId) -> PathBuf {
+        self.snapshots().join(id.as_str())
     }
 
     /// Where sandboxes lie.

@@ -1,6 +1,6 @@
 //! What can go wrong with a sandbox, coarse enough for a caller to act on.
 
-use aenv_protocol::ids::SandboxId;
+use aenv_protocol::ids::{SandboxId, TemplateId};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -128,6 +128,14 @@ pub enum Error {
     Incompatible {
         /// Which sandbox.
         id: SandboxId,
+        /// What differs.
+        reason: String,
+    },
+    /// The memory of a snapshot was saved by another driver, version or processor model than this node has.
+    #[error("the memory of snapshot {id} cannot be resumed here: {reason}")]
+    SnapshotIncompatible {
+        /// Which snapshot.
+        id: TemplateId,
         /// What differs.
         reason: String,
     },

@@ -9,13 +9,11 @@
 //! keeps what its disks are made of. A capture that is being made is named before it has a directory: it is its template's
 //! present one, and nothing else is ever made.
 
-use crate::disks::CaptureName;
+use crate::disks::{CaptureName, Needed};
 use crate::node::Node;
 use crate::stage::{Cause, Failure, timed};
 use crate::template;
 use crate::view::Collected;
-use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 const STAGE: &str = "collect";
@@ -23,16 +21,16 @@ const STAGE: &str = "collect";
 /// Removes it.
 pub(crate) async fn collect(node: &Arc<Node>) -> Result<Collected, Failure> {
     let listed = Arc::clone(node);
-    let (captures, images) = tokio::task::spawn_blocking(move || needed(&listed))
+    let needed = tokio::task::spawn_blocking(move || needed(&listed))
         .await
         .unwrap_or_else(|error| Err(Failure::new(STAGE, Cause::Unexpected(error.to_string()))))?;
-    let collected = node.disks.collect(&captures, &images);
+    let collected = node.disks.collect(&needed);
     timed(node.settings.deadlines.step, collected).await.0.map_err(|cause| Failure::new(STAGE, cause))
 }
 
-/// Captures and images that may be used or are being made.
-fn needed(node: &Node) -> Result<(BTreeSet<CaptureName>, BTreeSet<PathBuf>), Failure> {
-    let (mut captures, mut images) = (BTreeSet::new(), BTreeSet::new());
+/// What may be used or is being made. A snapshot is in the list before anything is stored for it.
+fn needed(node: &Node) -> Result<Needed, Failure> {
+    let Needed { mut captures, mut images, .. } = Needed::default();
     for template in &node.templates {
         let keys = template::capture_keys(&template.dir).map_err(|source| {
             let context = format!("cannot list the captures of {}", template.dir.display());
@@ -44,5 +42,6 @@ fn needed(node: &Node) -> Result<(BTreeSet<CaptureName>, BTreeSet<PathBuf>), Fai
         let sha256 = &template.file.rootfs_sha256;
         images.extend([node.dir.image_layer(sha256), node.dir.image(sha256)]);
     }
-    Ok((captures, images))
+    let snapshots = node.snapshots.all().iter().map(|it| it.read(|record| record.id.clone())).collect();
+    Ok(Needed { captures, images, snapshots })
 }

@@ -12,6 +12,7 @@ mod data_dir;
 mod disks;
 mod draining;
 pub mod error;
+mod fork;
 mod garbage;
 mod giving_way;
 mod greeting;
@@ -30,6 +31,8 @@ mod resuming;
 mod sandbox_task;
 mod saving;
 pub mod settings;
+mod snapshot;
+mod source;
 mod stage;
 mod standby;
 mod startup;
@@ -48,9 +51,10 @@ pub use settings::{
 };
 pub use template::{ImportError, Imported, import_template};
 pub use view::{
-    Capacity, Collected, CreateRequest, Created, Dial, Durability, OnTimeout, PauseMode, PauseRequest,
-    Paused, PausedAll, ResumeRequest, Resumed, Route, SandboxState, SandboxView, SaveTrouble, SavedView,
-    Stage, TemplateState, TemplateView, Tier, WaitCause, Waiting,
+    Capacity, ChildRequest, Collected, CreateRequest, Created, Dial, Durability, ForkRequest, Forked,
+    OnTimeout, PauseMode, PauseRequest, Paused, PausedAll, ResumeRequest, Resumed, Route, SandboxState,
+    SandboxView, SaveTrouble, SavedView, SnapshotRequest, SnapshotState, SnapshotTaken, SnapshotView, Stage,
+    TemplateState, TemplateView, Tier, WaitCause, Waiting,
 };
 
 /// Identity of the host's present boot, for [`Settings::host_boot_id`].

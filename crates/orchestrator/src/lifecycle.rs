@@ -4,7 +4,7 @@
 //!            begin             started
 //!   (none) ─────────▶ Starting ───────▶ Running ◀──────────────────────────────┐
 //!                        │               │ │  ▲                                 │ resumed
-//!                        │               │ │  │ pause failed                    │
+//!                        │               │ │  │ pause failed, or copied         │
 //!                        │         death │ │  └──────────────┐    saved         │
 //!                        │               │ └─pause─▶ Capturing ──────────▶ Paused ◀──────▶ Resuming
 //!                        │ failed        ▼           │ death    │ death,      ▲    resume,
@@ -64,6 +64,8 @@ pub(crate) enum Event {
     Pause,
     /// The state was saved.
     Saved,
+    /// The state was saved, and the guest goes on.
+    Copied,
     /// A step of the saving failed.
     PauseFailed,
     /// What it was last is gone (its VM ended during a pause, or the host before a save was durable), and there is an earlier
@@ -98,9 +100,9 @@ pub(crate) enum Refusal {
 pub(crate) fn next(phase: Phase, event: Event) -> Result<Phase, Refusal> {
     use Phase::{Capturing, Killing, Lost, Paused, Resuming, Running, Starting};
     match (phase, event) {
-        (Starting, Event::Started) | (Capturing, Event::PauseFailed) | (Resuming, Event::Resumed) => {
-            Ok(Running)
-        }
+        (Starting, Event::Started)
+        | (Capturing, Event::PauseFailed | Event::Copied)
+        | (Resuming, Event::Resumed) => Ok(Running),
         (Starting, Event::StartFailed) | (Running | Lost, Event::Expired) => Ok(Killing),
         (Killing, Event::Kill) => Err(Refusal::NotThere),
         (_, Event::Kill) => Ok(Killing),
@@ -125,7 +127,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const EVENTS: [Event; 14] = [
+    const EVENTS: [Event; 15] = [
         Event::Started,
         Event::StartFailed,
         Event::Kill,
@@ -134,6 +136,7 @@ mod tests {
         Event::ChangeTime,
         Event::Pause,
         Event::Saved,
+        Event::Copied,
         Event::PauseFailed,
         Event::FellBack,
         Event::Resume,
@@ -201,7 +204,7 @@ mod tests {
                             || (to, *event) == (Phase::Lost, Event::SavesGone)
                     ),
                     (from, Phase::Running) if from != Phase::Running => prop_assert!(
-                        matches!(event, Event::Started | Event::PauseFailed | Event::Resumed)
+                        matches!(event, Event::Started | Event::PauseFailed | Event::Copied | Event::Resumed)
                     ),
                     _ => {}
                 }

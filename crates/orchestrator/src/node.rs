@@ -5,8 +5,10 @@ use crate::data_dir::DataDir;
 use crate::disks::Disks;
 use crate::journal::{Journal, MemoryBinding, VmRecord};
 use crate::settings::{Parts, Settings};
+use crate::snapshot::Snapshots;
 use crate::table::SandboxTable;
 use crate::template::Template;
+use crate::vm::Vm;
 use aenv_network::Slot;
 use aenv_protocol::envd::ROOT_BYTES_ARGUMENT;
 use aenv_protocol::ids::SandboxId;
@@ -24,6 +26,7 @@ pub(crate) struct Node {
     pub(crate) disks: Arc<dyn Disks>,
     pub(crate) journal: Journal,
     pub(crate) table: SandboxTable,
+    pub(crate) snapshots: Snapshots,
     /// Read once, at the start.
     pub(crate) templates: Vec<Arc<Template>>,
     /// What memory is made with here.
@@ -62,6 +65,14 @@ impl Node {
                 guest_arguments: Vec::from_iter(root),
             },
         }
+    }
+
+    /// A VM of an earlier process, as far as its record tells. What it needs of a snapshot stays.
+    pub(crate) fn vm_of(&self, record: VmRecord) -> Vm {
+        let needed = record.needed_snapshot().and_then(|id| self.snapshots.get(id));
+        let mut vm = Vm::new(record);
+        vm.snapshot = needed.map(|snapshot| snapshot.take());
+        vm
     }
 
     /// A number no other lifecycle of this process has.

@@ -4,15 +4,20 @@ use crate::capacity;
 use crate::create;
 use crate::draining;
 use crate::error::Error;
+use crate::fork;
 use crate::garbage;
+use crate::journal::Purpose;
 use crate::node::Node;
-use crate::sandbox_task::{Asker, Command};
+use crate::sandbox_task::{Asker, Command, SnapshotWish, Taken};
 use crate::settings::{DiskSettings, Parts, Settings, StartError};
+use crate::snapshot;
+use crate::source::Source;
 use crate::startup;
 use crate::template::Progress;
 use crate::view::{
-    Capacity, Collected, CreateRequest, Created, PauseRequest, Paused, PausedAll, ResumeRequest, Resumed,
-    Route, SandboxView, TemplateView, Waiting,
+    Capacity, Collected, CreateRequest, Created, ForkRequest, Forked, PauseRequest, Paused, PausedAll,
+    ResumeRequest, Resumed, Route, SandboxView, SnapshotRequest, SnapshotTaken, SnapshotView, TemplateView,
+    Waiting,
 };
 use aenv_protocol::ids::SandboxId;
 use std::sync::Arc;
@@ -41,8 +46,19 @@ impl Orchestrator {
     pub async fn create(&self, request: CreateRequest) -> Result<Created, Error> {
         self.check_admits()?;
         self.check_timeout(request.timeout)?;
-        let wanted = self.node.templates.iter().find(|template| template.answers_to(&request.template));
-        let template = wanted.ok_or_else(|| Error::TemplateNotFound(request.template.clone()))?;
+        let source = self.source(&request.template).await?;
+        let result = create::spawn(&self.node, request, source);
+        result.await.unwrap_or(Err(Error::ShuttingDown))
+    }
+
+    /// What an id or name of a template or snapshot means.
+    async fn source(&self, asked: &str) -> Result<Source, Error> {
+        let wanted = self.node.templates.iter().find(|template| template.answers_to(asked));
+        let Some(template) = wanted else {
+            let snapshot = self.node.snapshots.find(asked);
+            let snapshot = snapshot.ok_or_else(|| Error::TemplateNotFound(asked.to_owned()))?;
+            return Ok(Source::Snapshot(Arc::new(snapshot::start_of(&self.node, &snapshot).await?)));
+        };
         let not_ready = |reason: String| Error::TemplateNotReady { name: template.file.name.clone(), reason };
         let capture = match template.progress() {
             Progress::Ready(capture) => capture,
@@ -53,8 +69,70 @@ impl Orchestrator {
                 return Err(not_ready(format!("its capture could not be made: {reason}")));
             }
         };
-        let result = create::spawn(&self.node, request, Arc::clone(template), capture);
-        result.await.unwrap_or(Err(Error::ShuttingDown))
+        Ok(Source::Template { template: Arc::clone(template), capture })
+    }
+
+    /// Keeps the state of a sandbox, which goes on (or stays paused): returns when sandboxes can be started from it. Dropping the
+    /// future does not stop it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a name that a template has; others when the state cannot be saved or stored: then there is no
+    /// snapshot.
+    pub async fn snapshot(&self, id: &SandboxId, request: SnapshotRequest) -> Result<SnapshotTaken, Error> {
+        self.check_admits()?;
+        if let Some((name, _)) = &request.name
+            && self.node.templates.iter().any(|template| template.answers_to(name))
+        {
+            let reason = format!("{name:?} is the name of a template");
+            return Err(Error::InvalidArgument { field: "name", reason });
+        }
+        let wish = SnapshotWish { purpose: Purpose::Kept, name: request.name, mode: request.mode };
+        let Taken { snapshot, stages, stopped, .. } =
+            self.ask(id, |reply| Command::Snapshot(wish, reply)).await?;
+        Ok(SnapshotTaken { snapshot: snapshot.view(), stopped, stages })
+    }
+
+    /// Every snapshot, in no order.
+    #[must_use]
+    pub fn snapshots(&self) -> Vec<SnapshotView> {
+        self.node.snapshots.views()
+    }
+
+    /// Deletes a snapshot by its id or name. What was started from it is not touched; what it stores goes when nothing needs it.
+    ///
+    /// # Errors
+    /// [`Error::TemplateNotFound`]; [`Error::Conflict`] for a template.
+    pub async fn delete_snapshot(&self, asked: &str) -> Result<(), Error> {
+        self.check_open()?;
+        match self.node.snapshots.find(asked) {
+            Some(snapshot) => snapshot::delete(&self.node, &snapshot).await,
+            None if self.node.templates.iter().any(|template| template.answers_to(asked)) => {
+                let what =
+                    format!("{asked:?} is a template, not a snapshot: this node does not delete templates");
+                Err(Error::Conflict(what))
+            }
+            None => Err(Error::TemplateNotFound(asked.to_owned())),
+        }
+    }
+
+    /// Starts children that go on from the state that a sandbox has now. It goes on itself (or stays paused) before any of them is
+    /// there. Dropping the future does not stop it.
+    ///
+    /// # Errors
+    /// When nothing can be saved, stored or started. That a single child could not be started is told beside the others.
+    pub async fn fork(&self, id: &SandboxId, request: ForkRequest) -> Result<Forked, Error> {
+        self.check_admits()?;
+        self.check_timeout(request.timeout)?;
+        if !(1..=fork::MOST_CHILDREN).contains(&request.children.len()) {
+            let reason = format!("must be 1 to {}", fork::MOST_CHILDREN);
+            return Err(Error::InvalidArgument { field: "count", reason });
+        }
+        let (this, id) = (self.clone(), id.clone());
+        let forking = async move {
+            let taken = this.ask(&id, |reply| Command::Snapshot(fork::wish(), reply)).await?;
+            fork::children_of(&this.node, taken, &request).await
+        };
+        self.node.tasks.spawn(forking).await.unwrap_or(Err(Error::ShuttingDown))
     }
 
     /// The sandbox as it is now.

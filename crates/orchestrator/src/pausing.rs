@@ -11,11 +11,15 @@
 //! What remains of a pause that came to nothing is among the dropped saves from the beginning, and removed like them. A VMM
 //! with a log of writes has emptied it by then: that its next capture is of no use without this one is journalled first.
 //!
+//! A snapshot of a sandbox that runs is taken in the same way, but for its end: the same commit says that the sandbox runs, that the
+//! save is there, and that a snapshot claims it; the guest goes on at once, and no stream into it is broken.
+//!
 //! Runs beside the sandbox's task, on a copy of the VM that the task takes over at the end.
 
 use crate::error::Error;
+use crate::greeting;
 use crate::guest_channel::GuestError;
-use crate::journal::{Save, Start, Tenancy};
+use crate::journal::{Save, SnapshotRecord, Start, Tenancy};
 use crate::lifecycle::{self, Event};
 use crate::node::Node;
 use crate::stage::{Cause, Failure, Stages, timed};
@@ -40,6 +44,8 @@ pub(crate) struct Pausing {
     pub(crate) vm: Vm,
     pub(crate) tenancy: Tenancy,
     pub(crate) request: PauseRequest,
+    /// Of a snapshot: the guest goes on afterwards.
+    pub(crate) snapshot: Option<SnapshotRecord>,
     /// What callers see as soon as the guest cannot be reached any more.
     pub(crate) view: SandboxView,
     /// Breaks the streams into the guest.
@@ -54,7 +60,9 @@ pub(crate) struct PauseEnd {
     pub(crate) tenancy: Tenancy,
     pub(crate) result: Result<(), Error>,
     pub(crate) stages: Stages,
-    /// Of one that failed: the guest may stand still.
+    /// The snapshot that was taken, or was to be.
+    pub(crate) snapshot: Option<SnapshotRecord>,
+    /// Of one that failed, and of a snapshot: the guest may stand still.
     pub(crate) stood_still: bool,
 }
 
@@ -71,13 +79,17 @@ impl Pausing {
     pub(crate) async fn run(mut self) -> PauseEnd {
         let mut stages = Stages::default();
         let mut stood_still = false;
-        let result = self.save(&mut stages, &mut stood_still).await;
+        // Boxed: what waits for a guest is large.
+        let result = Box::pin(self.save(&mut stages, &mut stood_still)).await;
         if let Err(error) = &result {
             tracing::warn!(sandbox = %self.vm.record.id, %error, "not paused");
             self.undo().await;
+            if !stood_still {
+                self.let_programs_go().await;
+            }
         }
-        let Self { vm, tenancy, .. } = self;
-        PauseEnd { vm, tenancy, result, stages, stood_still }
+        let Self { vm, tenancy, snapshot, .. } = self;
+        PauseEnd { vm, tenancy, result, stages, snapshot, stood_still }
     }
 
     async fn save(&mut self, stages: &mut Stages, stood_still: &mut bool) -> Result<(), Error> {
@@ -86,13 +98,34 @@ impl Pausing {
         let flushed = self.flush(stages).await?;
         let captured_before = self.captured_before();
         let number = self.begin(stages).await.map_err(told)?;
-        self.node.table.show(self.view.clone(), None);
-        self.ended.cancel();
+        if self.snapshot.is_none() {
+            self.node.table.show(self.view.clone(), None);
+            self.ended.cancel();
+        }
         *stood_still = true;
         let (since, saved_at) = (Instant::now(), jiff::Timestamp::now());
         let begun = Begun { number, captured_before, flushed, since, saved_at };
         let save = self.stop_and_capture(&begun, stages).await.map_err(told)?;
-        self.commit(save, &begun, stages).await.map_err(told)
+        self.commit(save, &begun, stages).await.map_err(told)?;
+        if self.snapshot.is_some() {
+            *stood_still = !self.go_on(stages).await;
+        }
+        Ok(())
+    }
+
+    /// Lets the guest run again, and tells it the time; tells whether that is sure.
+    async fn go_on(&self, stages: &mut Stages) -> bool {
+        let limit = self.node.settings.deadlines.init;
+        let goes_on = async {
+            self.vm.resume(&self.node, stages).await?;
+            let channel = self.vm.channel()?;
+            stages.run("init", limit, channel.init(&greeting::again(&self.tenancy), limit)).await
+        };
+        let result = self.vm.while_alive("resume", goes_on).await;
+        if let Err(failure) = &result {
+            tracing::warn!(sandbox = %self.vm.record.id, %failure, "whether the guest goes on after a snapshot is not known yet");
+        }
+        result.is_ok()
     }
 
     /// The save that the next capture may lie over.
@@ -180,6 +213,7 @@ impl Pausing {
             report,
             stopped: Duration::ZERO,
             flushed,
+            claims: self.snapshot.iter().map(|snapshot| snapshot.id.clone()).collect(),
         })
     }
 
@@ -216,24 +250,38 @@ impl Pausing {
         record.present.start.clone().unwrap_or_else(|| {
             let template = self.node.dir.template(&record.template_id);
             let image = record.capture_key.as_ref().map(|key| template::memory_of_capture(&template, key));
-            Start { chain: crate::disks::MemoryChain { image, layers: Vec::new() }, save: None }
+            let chain = crate::disks::MemoryChain { image, layers: Vec::new() };
+            Start { chain, save: None, snapshot: None }
         })
     }
 
-    /// Journals the save: from here on it is paused.
+    /// Journals the save: from here on it is paused, or has a snapshot.
     async fn commit(&mut self, save: Save, begun: &Begun, stages: &mut Stages) -> Result<(), Failure> {
         let mut record = self.vm.record.clone();
-        record.phase = lifecycle::next(record.phase, Event::Saved)
+        let event = if self.snapshot.is_some() { Event::Copied } else { Event::Saved };
+        record.phase = lifecycle::next(record.phase, event)
             .map_err(|refusal| unexpected("journal", format!("it cannot be paused: {refusal:?}")))?;
         if save.mode == PauseMode::Full {
             record.present.captured = Some(save.number);
         }
-        let tenancy = Tenancy { end_at: save.saved_at, ..self.tenancy.clone() };
+        let end_at = if self.snapshot.is_some() { self.tenancy.end_at } else { save.saved_at };
+        let tenancy = Tenancy { end_at, ..self.tenancy.clone() };
         record.tenancy = Some(tenancy.clone());
+        if let Some(snapshot) = &mut self.snapshot {
+            snapshot.created_at = save.saved_at;
+        }
         record.saves.keep(Save { stopped: begun.since.elapsed(), ..save });
         record.saves.drop_unneeded(&record.present);
         let limit = self.node.settings.deadlines.step;
-        stages.run("journal", limit, self.node.journal.put(&record)).await?;
+        let journalled = async {
+            match &self.snapshot {
+                Some(snapshot) => {
+                    self.node.journal.put_with_snapshots(&record, std::slice::from_ref(snapshot)).await
+                }
+                None => self.node.journal.put(&record).await,
+            }
+        };
+        stages.run("journal", limit, journalled).await?;
         (self.vm.record, self.tenancy) = (record, tenancy);
         self.confirm(begun.number).await;
         Ok(())
@@ -259,6 +307,15 @@ impl Pausing {
         if let Err(error) = self.node.journal.put(&self.vm.record).await {
             // The row says Capturing: the next process comes to the same end.
             tracing::warn!(sandbox = %self.vm.record.id, %error, "that a pause came to nothing could not be journalled");
+        }
+    }
+
+    /// Nothing came of it before the guest was stopped, but its programs stand still since the flush.
+    async fn let_programs_go(&self) {
+        let limit = self.node.settings.deadlines.init;
+        let Ok(channel) = self.vm.channel() else { return };
+        if let Err(error) = channel.init(&greeting::again(&self.tenancy), limit).await {
+            tracing::warn!(sandbox = %self.vm.record.id, %error, "its programs go on after a while by themselves");
         }
     }
 

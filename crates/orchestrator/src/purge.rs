@@ -1,9 +1,10 @@
-//! Forgets all sandboxes of a data directory that no node uses, paused ones and all that was saved of them included. Templates
-//! and their captures stay.
+//! Forgets all sandboxes of a data directory that no node uses, paused ones and all that was saved of them included. Templates,
+//! their captures, and snapshots stay.
 //!
 //! Only files: the caller has ended the VMs and networks before, while it holds the directory.
 
 use crate::data_dir::{DataDir, DataDirLock};
+use crate::journal;
 use crate::settings::StartError;
 use std::path::Path;
 
@@ -24,7 +25,7 @@ pub fn hold_data_dir(root: &Path) -> Result<HeldDataDir, StartError> {
 }
 
 impl HeldDataDir {
-    /// Removes the files of all sandboxes and the journal; returns how many sandboxes, standbys included, there were.
+    /// Removes the files of all sandboxes, and the journal but for snapshots; returns how many sandboxes, standbys included, there were.
     ///
     /// # Errors
     /// When something cannot be removed; calling again continues.
@@ -41,6 +42,14 @@ impl HeldDataDir {
             let path = entry.map_err(|error| fail("list", &sandboxes, &error))?.path();
             std::fs::remove_dir_all(&path).map_err(|error| fail("remove", &path, &error))?;
             count += 1;
+        }
+        let directory = self.dir.snapshots();
+        let mut snapshots =
+            std::fs::read_dir(&directory).map_err(|error| fail("list", &directory, &error))?;
+        if snapshots.next().is_some() {
+            let path = self.dir.journal();
+            journal::forget_vms(&path).map_err(|reason| StartError::Journal { path, reason })?;
+            return Ok(count);
         }
         for path in self.dir.journal_files() {
             match std::fs::remove_file(&path) {

@@ -36,6 +36,12 @@ pub(crate) fn template_id() -> Result<TemplateId, NoRandomness> {
     format!("t{tail}").parse().map_err(|error| NoRandomness(format!("{error}")))
 }
 
+/// A new snapshot id, of the same shape: callers use it where they would use that of a template.
+pub(crate) fn snapshot_id() -> Result<TemplateId, NoRandomness> {
+    let id = sandbox_id()?;
+    format!("s{}", &id.as_str()[1..]).parse().map_err(|error| NoRandomness(format!("{error}")))
+}
+
 /// Access token of a sandbox: 40 hex digits.
 pub(crate) fn access_token() -> Result<String, NoRandomness> {
     Ok(hex::encode(bytes::<20>()?))

@@ -26,6 +26,7 @@ use crate::node::Node;
 use crate::sandbox_task::{LOST_FOR, QUEUE, SandboxTask, end_after, outlives_its_time, remaining};
 use crate::saving;
 use crate::settings::StartError;
+use crate::snapshot;
 use crate::strays;
 use crate::view::Durability;
 use crate::vm::Vm;
@@ -47,6 +48,8 @@ pub(crate) async fn recover(
     for record in &mut sandboxes {
         settle(node, record, rebooted).await;
     }
+    let all: Vec<&VmRecord> = sandboxes.iter().chain(&half).collect();
+    snapshot::forget_unclaimed(node, &all).await?;
     let keep: Vec<&VmRecord> = sandboxes.iter().filter(|record| record.phase != Phase::Lost).collect();
     strays::sweep(node, &keep, &half).await?;
     for record in &half {
@@ -54,7 +57,7 @@ pub(crate) async fn recover(
     }
     let cleared = half.iter().map(|record| {
         // Awaited so that a start returns with a clean host; what resists is tried again in the background.
-        clearing::discard(node, Vm::new(record.clone()))
+        clearing::discard(node, node.vm_of(record.clone()))
     });
     futures_util::future::join_all(cleared).await;
     let adopted = sandboxes.into_iter().map(|record| take_over(node, record));
@@ -113,7 +116,7 @@ async fn settle(node: &Node, record: &mut VmRecord, rebooted: bool) {
 /// Starts the task of a sandbox of an earlier process.
 async fn take_over(node: &Arc<Node>, record: VmRecord) {
     let Some(tenancy) = record.tenancy.clone() else { return };
-    let mut vm = Vm::new(record);
+    let mut vm = node.vm_of(record);
     if matches!(vm.record.phase, Phase::Running | Phase::Capturing) || vm.record.process.is_some() {
         // Until its task, or what follows here, has ended the VMM.
         vm.memory = Some(node.admission.adopt(vm.record.memory_bytes()));
@@ -147,7 +150,9 @@ async fn adopt_running(node: &Node, vm: &mut Vm, tenancy: &Tenancy) -> Option<He
         vm.record.phase = Phase::Running;
         note(node, vm).await;
     }
-    let Attempt { held, result } = adoption::attempt(node, &vm.record, tenancy, Held::default()).await;
+    // Its programs may stand still although its vCPUs run: they go on when it is greeted.
+    let held = if capturing { Held::default().of_guest_that_stood_still() } else { Held::default() };
+    let Attempt { held, result } = adoption::attempt(node, &vm.record, tenancy, held).await;
     (vm.slot, vm.machine) = (held.slot.clone(), held.machine.clone());
     match result {
         Ok(()) => tracing::info!(sandbox = %vm.record.id, "adopted"),

@@ -227,7 +227,7 @@ impl Resuming {
                 let state = self.node.dir.sandbox_save(&record.id, save.number).join(STATE);
                 let files = CaptureFiles { memory, state };
                 let machine = stages.run("prepare", limit, vmm.prepare(spec, &files, placement)).await?;
-                (machine, Start { chain, save: Some(save.number) })
+                (machine, Start { chain, save: Some(save.number), snapshot: None })
             }
             None => (stages.run("boot", limit, vmm.boot(spec, placement)).await?, Start::default()),
         };
@@ -310,7 +310,7 @@ fn next(phase: lifecycle::Phase, event: Event) -> Result<lifecycle::Phase, Failu
 }
 
 /// What a memory was made with that is not here.
-fn difference(made: &MemoryBinding, here: &MemoryBinding) -> Option<String> {
+pub(crate) fn difference(made: &MemoryBinding, here: &MemoryBinding) -> Option<String> {
     let parts = [
         ("driver", &made.vmm.driver, &here.vmm.driver),
         ("VMM version", &made.vmm.version, &here.vmm.version),

@@ -3,20 +3,23 @@
 //! ```text
 //! dropped saves ─▶ removed
 //! changes       ─▶ memory, stored and durable
+//! claimed save  ─▶ handed to its snapshot, durable ─▶ journalled so that it survives a power cut
 //! devices, hold of the disk ─▶ durable ─▶ journalled so that it survives a power cut: `local` ─▶ changes removed
 //! ```
 //!
 //! Which step is next is for [`Saves::next_step`](crate::journal::Saves::next_step) to say; what came of it is journalled by the
 //! sandbox's task. Every step may be repeated, and be given up in the middle.
 
-use crate::disks::{MemoryLayer, MemoryParts, SaveName};
-use crate::journal::{Step, VmRecord};
+use crate::disks::{MemoryLayer, MemoryParts, SaveName, SnapshotParts};
+use crate::journal::{SnapshotRecord, Step, VmRecord};
 use crate::node::Node;
 use crate::pause::GrowingPause;
 use crate::pausing::{CHANGES, STATE};
+use crate::snapshot;
 use crate::stage::{Cause, timed};
+use crate::view::{Durability, PauseMode};
 use crate::vm::file_error;
-use aenv_protocol::ids::SandboxId;
+use aenv_protocol::ids::{SandboxId, TemplateId};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,6 +36,8 @@ pub(crate) enum Taken {
     Forgotten { lower: Vec<u64> },
     /// Stored a memory.
     Stored(MemoryLayer),
+    /// Gave a snapshot what it is made of; none when it is not wanted any more.
+    HandedOver(Option<SnapshotParts>),
     /// Made a save durable.
     Durable,
 }
@@ -66,7 +71,7 @@ pub(crate) fn begin(
     node.tasks.spawn(async move { cancelled.run_until_cancelled(work).await })
 }
 
-async fn take(node: &Node, record: &VmRecord, step: &Step) -> Result<Taken, Cause> {
+pub(crate) async fn take(node: &Node, record: &VmRecord, step: &Step) -> Result<Taken, Cause> {
     let limit = node.settings.deadlines.step;
     match step {
         Step::Forget(numbers) => {
@@ -81,6 +86,7 @@ async fn take(node: &Node, record: &VmRecord, step: &Step) -> Result<Taken, Caus
             let stored = timed(node.settings.deadlines.memory, node.disks.store_memory(&name, &parts));
             Ok(Taken::Stored(stored.await.0?))
         }
+        Step::HandOver(number, id) => hand_over(node, record, *number, id).await.map(Taken::HandedOver),
         Step::MakeLocal(number) => {
             let save = record.saves.get(*number).ok_or_else(|| gone(*number))?;
             let name = SaveName { vm: record.id.clone(), number: *number };
@@ -93,6 +99,124 @@ async fn take(node: &Node, record: &VmRecord, step: &Step) -> Result<Taken, Caus
             Ok(Taken::Durable)
         }
     }
+}
+
+/// Gives a snapshot of its own what a save was stored as.
+async fn hand_over(
+    node: &Node,
+    record: &VmRecord,
+    number: u64,
+    id: &TemplateId,
+) -> Result<Option<SnapshotParts>, Cause> {
+    let wanted = node.snapshots.get(id).map(|snapshot| snapshot.record());
+    let Some(wanted) = wanted.filter(|snapshot| !snapshot.is_deleted) else { return Ok(None) };
+    let save = record.saves.get(number).ok_or_else(|| gone(number))?;
+    let stored = save.memory.as_ref().map(|memory| memory.chain.clone());
+    let memory = stored.filter(|_| wanted.mode == PauseMode::Full);
+    let directory = node.dir.snapshot(id);
+    if memory.is_some() {
+        let (from, to) = (node.dir.sandbox_save(&record.id, number).join(STATE), directory.clone());
+        let copied = tokio::task::spawn_blocking(move || copy_state(&from, &to));
+        copied.await.map_err(|error| Cause::Unexpected(error.to_string()))??;
+    }
+    let parts = SnapshotParts { disk: save.disk.clone(), memory };
+    let handed = timed(node.settings.deadlines.memory, node.disks.hand_over(id, &parts)).await.0?;
+    Ok(Some(handed))
+}
+
+/// Copies the devices of a save, some KiB, durably.
+fn copy_state(from: &Path, directory: &Path) -> Result<(), Cause> {
+    let to = directory.join(snapshot::STATE);
+    let copied = std::fs::create_dir_all(directory)
+        .and_then(|()| std::fs::copy(from, &to))
+        .and_then(|_| std::fs::File::open(&to)?.sync_all())
+        // Its own name, and that of its directory.
+        .and_then(|()| {
+            directory.ancestors().take(2).try_for_each(|path| std::fs::File::open(path)?.sync_all())
+        });
+    copied.map_err(|source| file_error(format!("cannot copy {} to {}", from.display(), to.display()), source))
+}
+
+/// Journals what a step did; gives the record as it is then.
+pub(crate) async fn note(
+    node: &Arc<Node>,
+    record: &VmRecord,
+    step: &Step,
+    taken: Taken,
+) -> Result<VmRecord, Cause> {
+    let mut record = record.clone();
+    match (step, taken) {
+        (Step::Forget(numbers), Taken::Forgotten { lower }) => record.saves.forgotten(numbers, lower),
+        (Step::StoreMemory(number), Taken::Stored(memory)) => {
+            if let Some(save) = record.saves.get_mut(*number) {
+                save.memory = Some(memory);
+            }
+        }
+        (Step::HandOver(number, id), Taken::HandedOver(parts)) => {
+            return note_handed_over(node, record, *number, id, parts).await;
+        }
+        (Step::MakeLocal(number), Taken::Durable) => {
+            if let Some(save) = record.saves.get_mut(*number) {
+                save.durability = save.durability.max(Durability::Local);
+            }
+        }
+        (step, _) => return Err(Cause::Unexpected(format!("{step:?} did something else"))),
+    }
+    record.saves.drop_unneeded(&record.present);
+    // All of this is as durable as it is said to be.
+    match step {
+        Step::MakeLocal(_) => node.journal.put_durably(&record).await?,
+        Step::Forget(_) | Step::StoreMemory(_) | Step::HandOver(..) => node.journal.put(&record).await?,
+    }
+    Ok(record)
+}
+
+/// The claim goes, and the snapshot has parts of its own, in one commit. With it goes the name of who had it before.
+async fn note_handed_over(
+    node: &Arc<Node>,
+    mut record: VmRecord,
+    number: u64,
+    id: &TemplateId,
+    parts: Option<SnapshotParts>,
+) -> Result<VmRecord, Cause> {
+    let stored_bytes =
+        record.saves.get(number).and_then(|save| save.memory.as_ref()).map(|it| it.stored_bytes);
+    record.saves.drop_claim(id);
+    record.saves.drop_unneeded(&record.present);
+    let Some(found) = node.snapshots.get(id) else {
+        node.journal.put(&record).await?;
+        return Ok(record);
+    };
+    let _alone = found.change().await;
+    let mut new = found.record();
+    let name = new.name.clone().filter(|_| !new.is_deleted);
+    let before = name.and_then(|name| node.snapshots.named(&name, id));
+    if parts.is_some() {
+        (new.parts, new.stored_bytes) = (parts, stored_bytes.unwrap_or(0));
+    } else {
+        new.is_deleted = true;
+    }
+    let mut changed = vec![new.clone()];
+    changed.extend(before.as_ref().map(|before| SnapshotRecord { name: None, ..before.record() }));
+    node.journal.put_with_snapshots_durably(&record, &changed).await?;
+    if let (Some(before), Some(unnamed)) = (before, changed.pop().filter(|last| last.id != *id)) {
+        before.replace(unnamed);
+    }
+    let is_deleted = new.is_deleted;
+    found.replace(new);
+    if is_deleted {
+        node.tasks.spawn(snapshot::remove_when_unused(Arc::clone(node), Arc::clone(&found)));
+    }
+    Ok(record)
+}
+
+/// Gives all snapshots that claim a save of this VM what they are to have: before what it leaves is removed.
+pub(crate) async fn hand_over_all(node: &Arc<Node>, record: &mut VmRecord) -> Result<(), Cause> {
+    while let Some(step) = record.saves.next_claim() {
+        let taken = take(node, record, &step).await?;
+        *record = note(node, record, &step, taken).await?;
+    }
+    Ok(())
 }
 
 /// Removes what is stored for saves, but for their layers of memory. All are tried, whatever fails.

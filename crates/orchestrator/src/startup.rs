@@ -11,6 +11,7 @@ use crate::node::Node;
 use crate::pause::GrowingPause;
 use crate::recovery;
 use crate::settings::{Parts, Settings, StartError};
+use crate::snapshot::{self, Snapshots};
 use crate::stage::timed;
 use crate::standby::{self, Targets};
 use crate::table::SandboxTable;
@@ -63,6 +64,7 @@ async fn assemble(
         reason: error.to_string(),
     };
     let records = journal.all().await.map_err(unreadable)?;
+    let snapshots = journal.snapshots().await.map_err(unreadable)?;
     let last_boot = journal.replace_boot_id(&settings.host_boot_id).await.map_err(unreadable)?;
     let rebooted = last_boot.is_some_and(|boot| boot != settings.host_boot_id);
     let node = Arc::new(Node {
@@ -73,6 +75,7 @@ async fn assemble(
         disks,
         journal,
         table: SandboxTable::default(),
+        snapshots: Snapshots::new(snapshots),
         templates,
         binding,
         stopping: CancellationToken::new(),
@@ -86,6 +89,7 @@ async fn assemble(
         node.stopping.cancel();
         return Err(error);
     }
+    snapshot::settle(&node);
     collect(&node).await;
     node.tasks.spawn(giving_way::watch(Arc::clone(&node)));
     for template in &node.templates {
@@ -184,9 +188,21 @@ async fn read_templates(
     .await
 }
 
+/// Keys of captures that VMs map, or that saves and snapshots lie on.
+fn captures_in_use(records: &[VmRecord], snapshots: &Snapshots) -> BTreeSet<String> {
+    let mut used: BTreeSet<String> = records.iter().filter_map(|record| record.capture_key.clone()).collect();
+    let saved = records.iter().flat_map(|record| record.saves.images(&record.present).cloned());
+    let kept = snapshots
+        .all()
+        .into_iter()
+        .filter_map(|snapshot| snapshot.read(|record| record.parts.as_ref()?.memory.as_ref()?.image.clone()));
+    used.extend(saved.chain(kept).filter_map(|memory| template::key_of_memory(&memory)));
+    used
+}
+
 /// Removes captures that can never be restored again and that no VM of the journal maps.
 async fn remove_stale_captures(node: &Arc<Node>, records: &[VmRecord]) -> Result<(), StartError> {
-    let used: BTreeSet<String> = records.iter().filter_map(|record| record.capture_key.clone()).collect();
+    let used = captures_in_use(records, &node.snapshots);
     let templates = node.templates.clone();
     blocking(move || {
         for template in templates {

@@ -224,6 +224,8 @@ pub struct SandboxView {
     pub template_id: TemplateId,
     /// Template's name.
     pub template_name: String,
+    /// The sandbox whose state it was started from, if that was a snapshot or a fork.
+    pub parent: Option<SandboxId>,
     /// State at that moment.
     pub state: SandboxState,
     /// When it began to run.
@@ -252,6 +254,95 @@ pub struct SandboxView {
     pub woken_by_traffic: bool,
     /// The state it was saved in last; also of one that runs again.
     pub saved: Option<SavedView>,
+}
+
+/// A checked wish for a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotRequest {
+    /// A name and a tag, by which it can be asked for; whoever had them before loses them.
+    pub name: Option<(String, String)>,
+    /// What is kept. Of a paused sandbox no more than was.
+    pub mode: PauseMode,
+}
+
+/// Visible state of a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SnapshotState {
+    /// It was taken, and is being stored.
+    Storing,
+    /// Sandboxes can be started from it, and it survives the loss of power.
+    Ready,
+}
+
+/// A snapshot as callers see it.
+#[derive(Debug, Clone)]
+pub struct SnapshotView {
+    /// Its id, which stands where a template's can.
+    pub id: TemplateId,
+    /// Its name and tag.
+    pub name: Option<(String, String)>,
+    /// State at that moment.
+    pub state: SnapshotState,
+    /// Whose state it is.
+    pub source: SandboxId,
+    /// What that sandbox was started from.
+    pub template_id: TemplateId,
+    /// That one's name.
+    pub template_name: String,
+    /// When the guest was stopped for it.
+    pub created_at: jiff::Timestamp,
+    /// What was kept.
+    pub mode: PauseMode,
+    /// Virtual CPUs of what is started from it.
+    pub vcpus: u32,
+    /// Memory of that in MiB.
+    pub memory_mib: u64,
+    /// Size of its root disk in MiB.
+    pub disk_mib: u64,
+    /// Bytes of memory that were stored for it alone.
+    pub stored_bytes: u64,
+    /// VMs that map its memory now.
+    pub users: usize,
+}
+
+/// Answer to a snapshot.
+#[derive(Debug, Clone)]
+pub struct SnapshotTaken {
+    /// The snapshot.
+    pub snapshot: SnapshotView,
+    /// How long the guest stood still; zero of a paused one.
+    pub stopped: Duration,
+    /// Where the time went until the guest went on.
+    pub stages: Vec<Stage>,
+}
+
+/// A checked wish for children of a sandbox, which go on from the state that it has now.
+#[derive(Debug, Clone)]
+pub struct ForkRequest {
+    /// Life time of each child.
+    pub timeout: Duration,
+    /// What is asked for each of them.
+    pub children: Vec<ChildRequest>,
+}
+
+/// What is asked for one child of a fork. What is not given is as of the parent.
+#[derive(Debug, Clone, Default)]
+pub struct ChildRequest {
+    /// Labels, instead of the parent's.
+    pub metadata: Option<BTreeMap<String, String>>,
+    /// Environment, over the parent's.
+    pub env_vars: BTreeMap<String, String>,
+}
+
+/// Answer to a fork.
+#[derive(Debug, Clone)]
+pub struct Forked {
+    /// Of each child: that it runs, or why not.
+    pub children: Vec<Result<Created, crate::error::Error>>,
+    /// How long the parent's guest stood still; zero of a paused one.
+    pub stopped: Duration,
+    /// Where the time went until all children ran.
+    pub stages: Vec<Stage>,
 }
 
 /// Visible state of a template.

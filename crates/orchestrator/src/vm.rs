@@ -11,10 +11,11 @@ use crate::guest_channel::GuestChannel;
 use crate::journal::{Present, Role, Saves, VmRecord};
 use crate::lifecycle::{self, Event, Phase};
 use crate::node::Node;
+use crate::snapshot::SnapshotUse;
 use crate::stage::{Cause, Failure, Stages, timed};
-use crate::template::Capture;
 use aenv_network::{Slot, SlotName};
-use aenv_vmm::{Machine, MachineSpec};
+use aenv_protocol::ids::{SandboxId, TemplateId};
+use aenv_vmm::{CaptureFiles, Machine, MachineSpec};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A VM and what was made for it so far.
@@ -28,6 +29,8 @@ pub(crate) struct Vm {
     pub(crate) machine: Option<Arc<dyn Machine>>,
     /// The memory of its guest, for as long as there is a VMM, or one is being started.
     pub(crate) memory: Option<Arc<Commitment>>,
+    /// The snapshot whose memory has to stay for it.
+    pub(crate) snapshot: Option<Arc<SnapshotUse>>,
     /// The way to its guest daemon that was used last.
     channels: Arc<Mutex<Option<KeptChannel>>>,
 }
@@ -40,16 +43,21 @@ struct KeptChannel {
 
 /// What a VM is made from.
 pub(crate) enum Origin<'a> {
-    /// A capture: memory, devices and disk.
-    Capture(&'a Capture),
-    /// A template's image, to be booted.
+    /// What was captured: memory, devices and disk.
+    Capture {
+        /// Memory and devices.
+        files: &'a CaptureFiles,
+        /// The disk as it was at the same moment.
+        disk: &'a Base,
+    },
+    /// A disk, to be booted.
     Image(&'a Base),
 }
 
 impl Origin<'_> {
     fn disk(&self) -> &Base {
         match self {
-            Self::Capture(capture) => &capture.disk,
+            Self::Capture { disk, .. } => disk,
             Self::Image(base) => base,
         }
     }
@@ -58,7 +66,7 @@ impl Origin<'_> {
 impl Vm {
     /// Nothing is made yet, and no memory counted.
     pub(crate) fn new(record: VmRecord) -> Self {
-        Self { record, slot: None, machine: None, memory: None, channels: Arc::default() }
+        Self { record, slot: None, machine: None, memory: None, snapshot: None, channels: Arc::default() }
     }
 
     /// One that is to be made, with the memory that was granted for it.
@@ -108,8 +116,8 @@ impl Vm {
         let placement = node.placement(&self.record, self.slot("prepare")?);
         let (vmm, spec, limit) = (&node.parts.vmm, &self.record.spec, node.settings.deadlines.step);
         let machine = match origin {
-            Origin::Capture(capture) => {
-                stages.run("prepare", limit, vmm.prepare(spec, &capture.files, placement)).await?
+            Origin::Capture { files, .. } => {
+                stages.run("prepare", limit, vmm.prepare(spec, files, placement)).await?
             }
             Origin::Image(_) => stages.run("boot", limit, vmm.boot(spec, placement)).await?,
         };
@@ -197,7 +205,15 @@ impl Vm {
         record.saves.drop_unneeded(&record.present);
         node.journal.put(&record).await?;
         self.record = record;
+        self.let_snapshot_go();
         Ok(())
+    }
+
+    /// Lets a snapshot go that it does not need any more.
+    pub(crate) fn let_snapshot_go(&mut self) {
+        if self.record.needed_snapshot().is_none() {
+            self.snapshot = None;
+        }
     }
 
     /// What those who store it call the save of this number.
@@ -213,21 +229,39 @@ impl Vm {
 
 /// The record of a VM of which nothing is made yet.
 pub(crate) fn new_record(
-    id: aenv_protocol::ids::SandboxId,
+    id: SandboxId,
     role: Role,
     template: &crate::template::Template,
     capture_key: Option<String>,
 ) -> VmRecord {
+    let spec = MachineSpec { vcpus: template.file.vcpus, memory_mib: template.file.memory_mib };
     VmRecord {
-        id,
         role,
-        phase: Phase::Starting,
-        template_id: template.file.id.clone(),
-        template_name: template.file.name.clone(),
         capture_key,
-        spec: MachineSpec { vcpus: template.file.vcpus, memory_mib: template.file.memory_mib },
         disk_mib: template.disk_mib,
         root_bytes: template.file.disk_mib.map(|mib| mib.saturating_mul(1 << 20)),
+        ..blank_record(id, spec, template.file.id.clone(), template.file.name.clone())
+    }
+}
+
+/// The record of a sandbox of which nothing is made yet, nor is known what it will be made from.
+pub(crate) fn blank_record(
+    id: SandboxId,
+    spec: MachineSpec,
+    template_id: TemplateId,
+    template_name: String,
+) -> VmRecord {
+    VmRecord {
+        id,
+        role: Role::Sandbox,
+        phase: Phase::Starting,
+        template_id,
+        template_name,
+        capture_key: None,
+        parent: None,
+        spec,
+        disk_mib: 0,
+        root_bytes: None,
         disk: None,
         slot: None,
         process: None,

@@ -183,3 +183,40 @@ test('a paused sandbox can be killed', async () => {
     await assert.rejects(Sandbox.connect(own.sandboxId), NotFoundError)
   })
 })
+
+test('sandboxes start from a snapshot, which can be listed and deleted', async () => {
+  await withSandbox({}, async (own) => {
+    await own.files.write('state', 'before')
+    const snapshot = await own.createSnapshot()
+    await own.files.write('state', 'after')
+    const child = await Sandbox.create(snapshot.snapshotId, { timeoutMs: 120_000 })
+    try {
+      assert.equal(await child.files.read('state'), 'before')
+      assert.equal(await bootId(child), await bootId(own))
+      const listed = await Sandbox.listSnapshots({ sandboxId: own.sandboxId }).nextItems()
+      assert.deepEqual(listed.map((item) => item.snapshotId), [snapshot.snapshotId])
+    } finally {
+      await child.kill()
+    }
+    assert.equal(await Sandbox.deleteSnapshot(snapshot.snapshotId), true)
+    assert.equal(await Sandbox.deleteSnapshot(snapshot.snapshotId), false)
+  })
+})
+
+test('forks go on from where their parent was', async () => {
+  await withSandbox({}, async (own) => {
+    await own.files.write('state', 'before')
+    const forks = await own.fork({ count: 2, timeoutMs: 120_000 })
+    try {
+      assert.equal(new Set([own.sandboxId, ...forks.map((fork) => fork.sandboxId)]).size, 3)
+      for (const fork of forks) {
+        assert.equal(await fork.files.read('state'), 'before')
+      }
+      await forks[0].files.write('state', 'changed')
+      assert.equal(await forks[1].files.read('state'), 'before')
+      assert.equal(await own.files.read('state'), 'before')
+    } finally {
+      await Promise.all(forks.map((fork) => fork.kill()))
+    }
+  })
+})

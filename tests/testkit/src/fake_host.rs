@@ -53,6 +53,7 @@ pub enum Operation {
     DeleteDisk,
     CreateImage,
     DeleteImage,
+    ReleaseLayer,
     CollectLayers,
 }
 

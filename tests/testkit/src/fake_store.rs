@@ -136,6 +136,7 @@ impl FakeStore {
                 tables.delete_image(name);
                 json(&())
             }
+            (Operation::ReleaseLayer, _) => json(&tables.release(&parsed(body)?)),
             (Operation::CollectLayers, _) => json(&tables.collect(&parsed(body)?)),
             _ => Err((ErrorCode::Invalid, format!("{operation:?} {path}"))),
         }
@@ -152,6 +153,7 @@ fn operation_of(method: &Method, path: &str) -> Operation {
         ("POST", "rewind") => Operation::RewindDisk,
         ("POST", "flush") => Operation::FlushDisk,
         ("POST", "durable") => Operation::MakeDiskDurable,
+        ("POST", "release") => Operation::ReleaseLayer,
         ("POST", _) => Operation::CollectLayers,
         _ => Operation::LookAtStore,
     }

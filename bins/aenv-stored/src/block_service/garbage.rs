@@ -10,7 +10,7 @@ use super::Service;
 use crate::directories::{Directories, remove_file, remove_tree, stored_bytes};
 use crate::failure::Failure;
 use crate::locks::lock;
-use aenv_storage::block_service::{CollectGarbage, Collected, Name};
+use aenv_storage::block_service::{CollectGarbage, Collected, Name, ReleaseLayer, Released};
 use std::collections::BTreeSet;
 use std::fs::Metadata;
 use std::io::ErrorKind;
@@ -44,6 +44,29 @@ impl Service {
             remove(path)?;
         }
         Ok(Collected { layers: layers.len() as u64, directories: directories.len() as u64, bytes })
+    }
+
+    /// Removes a layer file that the caller needs no more, unless somebody else does.
+    pub(crate) fn release_layer(&self, request: &ReleaseLayer) -> Result<Released, Failure> {
+        let path = match self.directories.resolve(&request.file) {
+            Ok(path) => path,
+            Err(missing) if missing.is_not_found() => return Ok(Released { removed: true }),
+            Err(failure) => return Err(failure),
+        };
+        if path.parent() != Some(self.directories.layers().as_path()) {
+            let file = request.file.display();
+            return Err(Failure::invalid(format!("file: {file} does not lie in the layer directory")));
+        }
+        // Nobody comes to need it while it is looked at.
+        let _alone = self.collecting.write().unwrap_or_else(PoisonError::into_inner);
+        let needed = {
+            let table = lock(&self.table);
+            table.has_unreadable() || table.uses_file(&path)
+        };
+        if !needed {
+            remove_file(&path)?;
+        }
+        Ok(Released { removed: !needed })
     }
 
     fn set_layers_aside(&self, request: &CollectGarbage) -> Result<Vec<PathBuf>, Failure> {

@@ -8,7 +8,7 @@ use aenv_storage::layered_disk::LayeredDisk;
 use aenv_storage::top::SealedTop;
 use aenv_storage::{BlockDevice, Image};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -183,9 +183,18 @@ impl Table {
 
     /// The files that disks and images are made of.
     pub(crate) fn files_in_use(&self) -> BTreeSet<PathBuf> {
+        self.files().map(ToOwned::to_owned).collect()
+    }
+
+    /// Whether a disk or an image is made of this file.
+    pub(crate) fn uses_file(&self, path: &Path) -> bool {
+        self.files().any(|file| file == path)
+    }
+
+    fn files(&self) -> impl Iterator<Item = &Path> {
         let disks = self.disks.values().flat_map(|disk| disk.layers());
         let layers = disks.chain(self.images.values().flat_map(|image| image.layers()));
-        layers.filter_map(file_of).map(ToOwned::to_owned).collect()
+        layers.filter_map(file_of)
     }
 }
 

@@ -28,6 +28,9 @@ pub(crate) async fn run(context: &Context, arguments: InspectArguments) -> Resul
         ["disk".to_owned(), human_mebibytes(sandbox.disk_size_mb)],
         ["internet".to_owned(), if detail.allow_internet_access { "yes" } else { "no" }.to_owned()],
     ];
+    if let Some(parent) = &sandbox.parent_id {
+        rows.push(["made from".to_owned(), format!("the state of sandbox {parent}")]);
+    }
     if let Some(saved) = &detail.saved {
         rows.extend(saved_rows(saved, now));
     }

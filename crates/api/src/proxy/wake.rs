@@ -142,6 +142,7 @@ fn refusal(id: &SandboxId, error: &Error) -> Refusal {
         | Error::AlreadyPaused(_)
         | Error::GuestUnresponsive { .. }
         | Error::Incompatible { .. }
+        | Error::SnapshotIncompatible { .. }
         | Error::Internal { .. } => Refusal::Asleep { id, reason: error.to_string() },
     }
 }

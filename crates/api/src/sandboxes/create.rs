@@ -69,7 +69,7 @@ async fn create(
 }
 
 /// A variable that no process can be started with would make every later command fail.
-fn check_environment(variables: &BTreeMap<String, String>) -> Result<(), Failure> {
+pub(crate) fn check_environment(variables: &BTreeMap<String, String>) -> Result<(), Failure> {
     for (name, value) in variables {
         if name.is_empty() || name.contains(['=', '\0']) {
             return Err(Failure::field("envVars", format!("{name:?} cannot be the name of a variable")));

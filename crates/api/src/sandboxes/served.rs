@@ -12,6 +12,8 @@ const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 const X_AENV_TIER: HeaderName = HeaderName::from_static("x-aenv-tier");
 /// Says what the state that a pause saved survives: `process`, `local` or `published`.
 const X_AENV_DURABILITY: HeaderName = HeaderName::from_static("x-aenv-durability");
+/// Says how long the guest stood still, in milliseconds.
+const X_AENV_STOPPED_MS: HeaderName = HeaderName::from_static("x-aenv-stopped-ms");
 
 /// Adds where the time since `started` went.
 pub(crate) fn put_timing(response: &mut Response, stages: &[Stage], started: Instant) {
@@ -28,6 +30,13 @@ pub(crate) fn put_tier(response: &mut Response, tier: Tier) {
 /// Adds how durable what was saved is.
 pub(crate) fn put_durability(response: &mut Response, durability: Durability) {
     response.headers_mut().insert(X_AENV_DURABILITY, HeaderValue::from_static(durability.as_str()));
+}
+
+/// Adds how long the guest stood still for what was asked, in milliseconds.
+pub(crate) fn put_stopped(response: &mut Response, stopped: Duration) {
+    if let Ok(value) = HeaderValue::from_str(&format!("{:.3}", stopped.as_secs_f64() * 1000.0)) {
+        response.headers_mut().insert(X_AENV_STOPPED_MS, value);
+    }
 }
 
 fn server_timing(stages: &[Stage], total: Duration) -> String {

@@ -51,6 +51,7 @@ pub(crate) fn listed(view: SandboxView) -> Option<ListedSandbox> {
         alias: Some(view.template_name),
         metadata: view.metadata,
         envd_unresponsive_at_pause: is_unflushed.then_some(true),
+        parent_id: view.parent.map(String::from),
         lost_reason,
         lost_detail,
     })
@@ -162,6 +163,7 @@ mod tests {
             id: "ione".parse().unwrap(),
             template_id: "t1".parse().unwrap(),
             template_name: "base".to_owned(),
+            parent: None,
             state: SandboxState::Paused,
             started_at: jiff::Timestamp::UNIX_EPOCH,
             end_at: jiff::Timestamp::UNIX_EPOCH,

@@ -4,6 +4,7 @@
 mod capacity;
 mod harness;
 mod pause;
+mod snapshots;
 
 use aenv_api::Server;
 use aenv_protocol::envd::{ENVD_PORT, ENVD_VERSION};

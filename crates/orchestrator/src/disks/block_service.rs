@@ -13,7 +13,11 @@
 //! store_memory  changes ─▶ layer file memory-VM-NUMBER ─▶ image k-VM-NUMBER of the flat file and all layers
 //! memory_image  image m-VM-NUMBER of the same, exported
 //! forget_save   the three images
-//! forget_layer  the layer file, when none of the chains that the caller knows names it
+//! forget_layer  the layer file, when neither the chains that the caller knows nor any record of the service name it
+//!
+//! hand_over        images n-SNAPSHOT of all layers of the disk, h-SNAPSHOT of the flat file and all layers of the memory
+//! snapshot_memory  image x-SNAPSHOT of the latter, exported
+//! forget_snapshot  the three images, then the layer files that no record of the service names any more
 //! ```
 //! Whatever is killed in between, each may be asked again. A save belongs to the disk of its VM: images of saves whose VM has no
 //! disk any more, and layer files that no image names, are garbage. A layer file that was written and has no image yet is safe from
@@ -21,14 +25,18 @@
 //! wants that any more: a thread that writes cannot be called back, and its file would be nobody's.
 
 mod saves;
+mod snapshots;
 
-use super::{Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, SaveName, SealedDisk};
+use super::{
+    Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, Needed, SaveName, SealedDisk,
+    SnapshotParts,
+};
 use crate::error::Shortage;
 use crate::settings::StartError;
 use crate::stage::Cause;
 use crate::template::ImageForm;
 use crate::view::{Collected, WaitCause, Waiting};
-use aenv_protocol::ids::SandboxId;
+use aenv_protocol::ids::{SandboxId, TemplateId};
 use aenv_storage::block_service::{
     Client, CollectGarbage, CreateDisk, CreateImage, DiskState, LayerRef, Name, ServiceError,
 };
@@ -173,6 +181,31 @@ impl Disks for ServiceDisks {
         self.remove_layer(save, used).await
     }
 
+    async fn release_layer(&self, layer: &Path) -> Result<(), Cause> {
+        self.release_file(layer).await
+    }
+
+    async fn hand_over(&self, snapshot: &TemplateId, parts: &SnapshotParts) -> Result<SnapshotParts, Cause> {
+        self.keep_snapshot(snapshot, parts).await
+    }
+
+    async fn snapshot_memory(
+        &self,
+        snapshot: &TemplateId,
+        chain: &MemoryChain,
+        bytes: u64,
+    ) -> Result<PathBuf, Cause> {
+        self.export_snapshot(snapshot, chain, bytes).await
+    }
+
+    async fn forget_snapshot(
+        &self,
+        snapshot: &TemplateId,
+        parts: Option<&SnapshotParts>,
+    ) -> Result<(), Cause> {
+        self.remove_snapshot(snapshot, parts).await
+    }
+
     async fn waiting(&self, vm: &SandboxId) -> Result<Option<Waiting>, Cause> {
         match self.client.with_patience(GLANCE).disk(&disk_name(vm)?).await {
             Ok(disk) => Ok(disk.stalled.map(|stall| {
@@ -208,13 +241,9 @@ impl Disks for ServiceDisks {
         Ok(removed)
     }
 
-    async fn collect(
-        &self,
-        captures: &BTreeSet<CaptureName>,
-        images: &BTreeSet<PathBuf>,
-    ) -> Result<Collected, Cause> {
+    async fn collect(&self, needed: &Needed) -> Result<Collected, Cause> {
         let _alone = self.writing.write().await;
-        let known = captures.iter().map(capture_name).collect::<Result<BTreeSet<_>, _>>()?;
+        let known = needed.captures.iter().map(capture_name).collect::<Result<BTreeSet<_>, _>>()?;
         let mut removed = 0;
         let images_there = self.client.images().await?.images;
         // Listed after the images: a disk that had a save then is gone for good if it is not there now.
@@ -231,8 +260,13 @@ impl Disks for ServiceDisks {
                 tracing::info!(image = %image.name, "removed the disk of a capture that is gone");
                 removed += 1;
             }
+            if snapshots::snapshot_of(&image.name).is_some_and(|id| !needed.snapshots.contains(&id)) {
+                self.client.delete_image(&image.name).await?;
+                tracing::info!(image = %image.name, "removed what was stored for a snapshot that is gone");
+                removed += 1;
+            }
         }
-        let keep_layers = images.iter().cloned().collect();
+        let keep_layers = needed.images.iter().cloned().collect();
         let collected = self.client.collect_garbage(&CollectGarbage { keep_layers }).await?;
         let (layers, directories, bytes) = (collected.layers, collected.directories, collected.bytes);
         Ok(Collected { captures: removed, layers, directories, bytes })
@@ -319,7 +353,16 @@ mod tests {
                         r#"{{"name":"{name}","state":"ready","failure":null,"path":null,"number":1,"size":4096,"owner":0,"layers":[]}}"#
                     )
                 };
-                let names = ["c-t1-present", "c-t1-old", "memory", "s-ikept-1", "s-igone-7", "m-igone-7"];
+                let names = [
+                    "c-t1-present",
+                    "c-t1-old",
+                    "memory",
+                    "s-ikept-1",
+                    "s-igone-7",
+                    "m-igone-7",
+                    "n-skept",
+                    "x-sgone",
+                ];
                 format!(r#"{{"images":[{}]}}"#, names.map(image).join(","))
             }
             "GET /v1/disks" => {
@@ -334,8 +377,15 @@ mod tests {
             _ => "{}".to_owned(),
         });
         let images = BTreeSet::from([PathBuf::from("/data/storage/layers/image")]);
-        let collected = disks.collect(&BTreeSet::from([known]), &images).await.unwrap();
-        assert_eq!(collected, Collected { captures: 1, layers: 2, directories: 1, bytes: 8192 });
+        let collected = disks
+            .collect(&Needed {
+                captures: BTreeSet::from([known]),
+                images,
+                snapshots: BTreeSet::from(["skept".parse().unwrap()]),
+            })
+            .await
+            .unwrap();
+        assert_eq!(collected, Collected { captures: 2, layers: 2, directories: 1, bytes: 8192 });
         assert_eq!(
             *asked.lock().unwrap(),
             [
@@ -344,6 +394,7 @@ mod tests {
                 "DELETE /v1/images/c-t1-old ",
                 "DELETE /v1/images/s-igone-7 ",
                 "DELETE /v1/images/m-igone-7 ",
+                "DELETE /v1/images/x-sgone ",
                 r#"POST /v1/gc {"keep_layers":["/data/storage/layers/image"]}"#
             ]
         );

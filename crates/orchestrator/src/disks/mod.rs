@@ -8,8 +8,10 @@
 //! ```
 //!
 //! The memory of a save is stored by the same store, as a chain: a flat file and layers over it. A save owns, by its
-//! [name](SaveName), what was sealed, held and stored for it, until it is forgotten; its layer of memory until nobody lies on it:
-//! which those are is known to who asks, so that nothing here has to be looked through.
+//! [name](SaveName), what was sealed, held and stored for it, until it is forgotten; its layer of memory until nobody lies on it.
+//!
+//! A snapshot is handed what a save consists of: from then on it is there whatever becomes of the save and of its VM. Layers are not
+//! copied for it: a layer file goes with the last that is made of it.
 //!
 //! | implementation | a disk is | a base is | needs |
 //! |---|---|---|---|
@@ -133,6 +135,15 @@ pub(crate) struct MemoryLayer {
     pub(crate) stored_bytes: u64,
 }
 
+/// What a snapshot is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SnapshotParts {
+    /// Its disk.
+    pub(crate) disk: Base,
+    /// Its memory; none when only the disk was kept.
+    pub(crate) memory: Option<MemoryChain>,
+}
+
 /// A store of disks.
 #[async_trait]
 pub(crate) trait Disks: Send + Sync + 'static {
@@ -182,9 +193,32 @@ pub(crate) trait Disks: Send + Sync + 'static {
     /// Removes what is stored for a save, but for its layer of memory. No error when there is nothing.
     async fn forget_save(&self, save: &SaveName) -> Result<(), Cause>;
 
-    /// Removes the layer of memory that was stored for a save which is forgotten, unless it is one of `used`, which others lie on.
-    /// Tells whether it is gone. No error when there is none.
+    /// Removes the layer of memory that was stored for a save which is forgotten, unless it is one of `used`, which later saves of
+    /// the same VM lie on; tells whether it is not. If a snapshot, or another VM, lies on it, it goes with the last of those. No
+    /// error when there is none.
     async fn forget_layer(&self, save: &SaveName, used: &BTreeSet<PathBuf>) -> Result<bool, Cause>;
+
+    /// Removes a layer of memory, whoever it was stored for, if nothing is made of it any more.
+    async fn release_layer(&self, layer: &Path) -> Result<(), Cause>;
+
+    /// Gives a snapshot what a save was stored as: durable when it returns, and there until the snapshot is forgotten. Tells what
+    /// it is made of from now on.
+    async fn hand_over(&self, snapshot: &TemplateId, parts: &SnapshotParts) -> Result<SnapshotParts, Cause>;
+
+    /// A file with all of the memory of a snapshot, of `bytes`, to be mapped by VMMs. It stays until the snapshot is forgotten.
+    async fn snapshot_memory(
+        &self,
+        snapshot: &TemplateId,
+        chain: &MemoryChain,
+        bytes: u64,
+    ) -> Result<PathBuf, Cause>;
+
+    /// Removes what only a snapshot needs. No VMM maps its memory. No error when there is nothing.
+    async fn forget_snapshot(
+        &self,
+        snapshot: &TemplateId,
+        parts: Option<&SnapshotParts>,
+    ) -> Result<(), Cause>;
 
     /// What the guest of a VM waits for when it uses its disk.
     async fn waiting(&self, vm: &SandboxId) -> Result<Option<Waiting>, Cause>;
@@ -192,13 +226,19 @@ pub(crate) trait Disks: Send + Sync + 'static {
     /// Removes the disks of all VMs but `keep`; returns whose.
     async fn sweep(&self, keep: &BTreeSet<SandboxId>) -> Result<Vec<String>, Cause>;
 
-    /// Removes what belongs to captures that are not in `captures`, and images of templates that are not in `images`. What
-    /// disks are made of stays.
-    async fn collect(
-        &self,
-        captures: &BTreeSet<CaptureName>,
-        images: &BTreeSet<PathBuf>,
-    ) -> Result<Collected, Cause>;
+    /// Removes what belongs to nothing that is `needed`. What disks are made of stays.
+    async fn collect(&self, needed: &Needed) -> Result<Collected, Cause>;
+}
+
+/// What a collection leaves alone.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Needed {
+    /// Captures of templates.
+    pub(crate) captures: BTreeSet<CaptureName>,
+    /// Images of templates.
+    pub(crate) images: BTreeSet<PathBuf>,
+    /// Snapshots.
+    pub(crate) snapshots: BTreeSet<TemplateId>,
 }
 
 /// The store that the settings ask for.

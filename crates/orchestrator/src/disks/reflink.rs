@@ -1,17 +1,20 @@
 //! Disks as files that share blocks with what they were made of.
 //!
-//! Owns the files `disk.ext4` in the directories of sandboxes, captures and saves, the files `memory` of saves, and the
-//! images of templates. The memory of a save is one flat file, a copy of what it is laid over that shares its blocks: there
+//! Owns the files `disk.ext4` in the directories of sandboxes, captures, saves and snapshots, the files `memory` of saves and
+//! snapshots, and the images of templates. The memory of a save is one flat file, a copy of what it is laid over that shares its blocks: there
 //! are no layers.
 
 use super::copy::{clone_blocking, copy_extents, failed};
-use super::{Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, SaveName, SealedDisk};
+use super::{
+    Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, Needed, SaveName, SealedDisk,
+    SnapshotParts,
+};
 use crate::data_dir::DataDir;
 use crate::settings::{DiskCopies, StartError};
 use crate::stage::Cause;
 use crate::template::ImageForm;
 use crate::view::{Collected, Waiting};
-use aenv_protocol::ids::SandboxId;
+use aenv_protocol::ids::{SandboxId, TemplateId};
 use aenv_storage::StorageError;
 use aenv_vmm::CaptureBase;
 use async_trait::async_trait;
@@ -155,6 +158,49 @@ impl Disks for ReflinkDisks {
         Ok(true)
     }
 
+    async fn release_layer(&self, _: &Path) -> Result<(), Cause> {
+        Ok(())
+    }
+
+    /// Copies that share blocks.
+    async fn hand_over(&self, snapshot: &TemplateId, parts: &SnapshotParts) -> Result<SnapshotParts, Cause> {
+        let directory = self.dir.snapshot(snapshot);
+        let disk = file_of(&parts.disk)?;
+        let memory = parts.memory.as_ref().map(flat).transpose()?;
+        let copies = self.copies;
+        blocking(move || {
+            std::fs::create_dir_all(&directory).map_err(|error| failed("make", &directory, error))?;
+            let copy = |from: &Path, name: &str| {
+                let to = directory.join(name);
+                remove(&to)?;
+                clone_blocking(from, &to, copies)?;
+                sync(&to)?;
+                Ok(to)
+            };
+            let disk = Base::File(copy(&disk, CAPTURED)?);
+            let copied = |image: Option<PathBuf>| {
+                let image = image.map(|image| copy(&image, MEMORY)).transpose()?;
+                Ok(MemoryChain { image, layers: Vec::new() })
+            };
+            Ok(SnapshotParts { disk, memory: memory.map(copied).transpose()? })
+        })
+        .await
+    }
+
+    async fn snapshot_memory(
+        &self,
+        snapshot: &TemplateId,
+        chain: &MemoryChain,
+        _: u64,
+    ) -> Result<PathBuf, Cause> {
+        flat(chain)?.ok_or_else(|| Cause::Unexpected(format!("snapshot {snapshot} has no memory")))
+    }
+
+    async fn forget_snapshot(&self, snapshot: &TemplateId, _: Option<&SnapshotParts>) -> Result<(), Cause> {
+        let directory = self.dir.snapshot(snapshot);
+        blocking(move || [CAPTURED, MEMORY].iter().try_for_each(|name| remove(&directory.join(name)))).await
+    }
+
     /// Files do not wait: the VMM is told that there is no room.
     async fn waiting(&self, _: &SandboxId) -> Result<Option<Waiting>, Cause> {
         Ok(None)
@@ -165,12 +211,9 @@ impl Disks for ReflinkDisks {
         Ok(Vec::new())
     }
 
-    async fn collect(
-        &self,
-        _: &BTreeSet<CaptureName>,
-        images: &BTreeSet<PathBuf>,
-    ) -> Result<Collected, Cause> {
-        let (directory, images) = (self.dir.layers(), images.clone());
+    /// Snapshots go with their directories.
+    async fn collect(&self, needed: &Needed) -> Result<Collected, Cause> {
+        let (directory, images) = (self.dir.layers(), needed.images.clone());
         blocking(move || {
             let mut collected = Collected::default();
             let list = |error| failed("list", &directory, error);
@@ -383,7 +426,10 @@ mod tests {
         for path in [&used, &unused] {
             std::fs::write(path, "x").unwrap();
         }
-        let removed = disks.collect(&BTreeSet::new(), &BTreeSet::from([used.clone()])).await.unwrap();
+        let removed = disks
+            .collect(&Needed { images: BTreeSet::from([used.clone()]), ..Needed::default() })
+            .await
+            .unwrap();
         assert_eq!((removed.layers, removed.captures, removed.directories), (1, 0, 0));
         assert!(removed.bytes > 0);
         assert!(used.exists() && !unused.exists());

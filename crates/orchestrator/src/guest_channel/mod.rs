@@ -10,7 +10,7 @@ mod tests;
 pub(crate) use dial::GuestDialer;
 
 use aenv_network::{DialNamespace, Slot};
-use aenv_protocol::envd::{ACCESS_TOKEN_HEADER, ENVD_PORT, InitRequest};
+use aenv_protocol::envd::{ACCESS_TOKEN_HEADER, ENVD_PORT, InitRequest, SyncRequest};
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
@@ -108,15 +108,30 @@ impl GuestChannel {
 
     /// Gives the guest its identity, environment, token and clock.
     pub(crate) async fn init(&self, init: &InitRequest, limit: Duration) -> Result<(), GuestError> {
+        self.init_as(init, init.access_token.as_deref(), limit).await
+    }
+
+    /// The same of a daemon that demands the token of the sandbox that its guest was until now.
+    pub(crate) async fn init_as(
+        &self,
+        init: &InitRequest,
+        token: Option<&str>,
+        limit: Duration,
+    ) -> Result<(), GuestError> {
         const REQUEST: &str = "POST /init";
         let body = serde_json::to_vec(init)
             .map_err(|error| GuestError::Unreachable { request: REQUEST, reason: error.to_string() })?;
-        self.call(REQUEST, Method::POST, "/init", init.access_token.as_deref(), body.into(), limit).await
+        let token = token.or(init.access_token.as_deref());
+        self.call(REQUEST, Method::POST, "/init", token, body.into(), limit).await
     }
 
-    /// Has the daemon flush everything that was written to the guest's disk. An older daemon refuses: it does not know how.
+    /// Has the daemon flush everything that was written to the guest's disk, and hold all programs still until it is greeted again.
+    /// An older daemon refuses: it does not know how to flush; or it flushes and holds nothing.
     pub(crate) async fn sync(&self, token: Option<&str>, limit: Duration) -> Result<(), GuestError> {
-        self.call("POST /sync", Method::POST, "/sync", token, Bytes::new(), limit).await
+        const REQUEST: &str = "POST /sync";
+        let body = serde_json::to_vec(&SyncRequest { freeze: true })
+            .map_err(|error| GuestError::Unreachable { request: REQUEST, reason: error.to_string() })?;
+        self.call(REQUEST, Method::POST, "/sync", token, body.into(), limit).await
     }
 
     /// Has the daemon start a shell that ends at once, and waits for its end. What comes of the shell does not matter:

@@ -1,10 +1,11 @@
 //! The journal: what this node has made and is about to make, so that a killed node loses and leaks nothing.
 //!
-//! One SQLite file with two tables:
+//! One SQLite file with three tables:
 //!
 //! ```text
 //! meta(key PRIMARY KEY, value)              schema_version, boot_id
 //! vm(id PRIMARY KEY, role, phase, payload)  one row per VM; payload is the JSON of `VmRecord`
+//! snapshot(id PRIMARY KEY, payload)         one row per snapshot; payload is the JSON of `SnapshotRecord`
 //! ```
 //!
 //! `role` and `phase` repeat fields of the payload so that the claim of a standby is one conditional `UPDATE`.
@@ -19,16 +20,18 @@
 
 mod record;
 mod saves;
+mod snapshots;
 mod store;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use record::{Loss, Role, Tenancy, VmRecord};
 pub(crate) use saves::{MemoryBinding, PAGE_BYTES, Present, Save, Saves, Start, Step};
+pub(crate) use snapshots::{Purpose, SnapshotRecord};
 
 use crate::data_dir::DataDirLock;
 use crate::settings::{JournalWatch, StartError};
-use aenv_protocol::ids::SandboxId;
+use aenv_protocol::ids::{SandboxId, TemplateId};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use store::{Store, StoreError};
@@ -112,7 +115,44 @@ impl Journal {
     /// As [`Self::put`]; survives a power cut when it returns.
     pub(crate) async fn put_durably(&self, record: &VmRecord) -> Result<(), JournalError> {
         let record = record.clone();
-        self.commit(move |store| store.put_durably(&record)).await
+        self.commit(move |store| store.durably(|store| store.put(&record))).await
+    }
+
+    /// Writes a record and those of snapshots, all of them or none.
+    pub(crate) async fn put_with_snapshots(
+        &self,
+        record: &VmRecord,
+        snapshots: &[SnapshotRecord],
+    ) -> Result<(), JournalError> {
+        let (record, snapshots) = (record.clone(), snapshots.to_vec());
+        self.commit(move |store| store.put_with_snapshots(&record, &snapshots)).await
+    }
+
+    /// As [`Self::put_with_snapshots`]; survives a power cut when it returns.
+    pub(crate) async fn put_with_snapshots_durably(
+        &self,
+        record: &VmRecord,
+        snapshots: &[SnapshotRecord],
+    ) -> Result<(), JournalError> {
+        let (record, snapshots) = (record.clone(), snapshots.to_vec());
+        self.commit(move |store| store.durably(|store| store.put_with_snapshots(&record, &snapshots))).await
+    }
+
+    /// Writes the record of a snapshot; survives a power cut when it returns.
+    pub(crate) async fn put_snapshot_durably(&self, snapshot: &SnapshotRecord) -> Result<(), JournalError> {
+        let snapshot = snapshot.clone();
+        self.commit(move |store| store.durably(|store| store.put_snapshot(&snapshot))).await
+    }
+
+    /// Forgets a snapshot of which nothing is left.
+    pub(crate) async fn remove_snapshot(&self, id: &TemplateId) -> Result<(), JournalError> {
+        let id = id.clone();
+        self.commit(move |store| store.remove_snapshot(&id)).await
+    }
+
+    /// Every snapshot.
+    pub(crate) async fn snapshots(&self) -> Result<Vec<SnapshotRecord>, JournalError> {
+        self.run(Effect::None, |store| store.snapshots()).await
     }
 
     /// Turns a standby into a sandbox that is being started; false when it is no standby (any more).
@@ -172,6 +212,17 @@ impl Journal {
             false => JournalError::Failed(reason),
         })
     }
+}
+
+/// Forgets all VMs in a journal that nobody else uses, and none of the snapshots. Blocks.
+///
+/// # Errors
+/// What SQLite said.
+pub(crate) fn forget_vms(path: &Path) -> Result<(), String> {
+    let mut store = Store::open(path).map_err(|error| error.reason)?;
+    let forgotten = store.forget_vms().map_err(|error| error.reason);
+    store.close();
+    forgotten
 }
 
 fn serve(

@@ -101,6 +101,9 @@ pub(crate) struct VmRecord {
     pub(crate) template_name: String,
     /// Capture it was restored from; none while a template is being prepared.
     pub(crate) capture_key: Option<String>,
+    /// The sandbox whose state it was started from, if that was a snapshot or a fork.
+    #[serde(default)]
+    pub(crate) parent: Option<SandboxId>,
     /// Its virtual hardware.
     pub(crate) spec: MachineSpec,
     /// Size of its root filesystem.
@@ -128,6 +131,12 @@ pub(crate) struct VmRecord {
 }
 
 impl VmRecord {
+    /// The snapshot whose memory has to stay for it: its VMM maps it, or changes that are still to be stored lie over it.
+    pub(crate) fn needed_snapshot(&self) -> Option<&TemplateId> {
+        let pending = self.saves.kept.iter().filter(|save| save.is_memory_pending()).map(|save| &save.start);
+        self.present.start.iter().chain(pending).find_map(|start| start.snapshot.as_ref())
+    }
+
     /// Memory of its guest.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.spec.memory_mib.saturating_mul(1 << 20)

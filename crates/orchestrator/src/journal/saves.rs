@@ -3,7 +3,8 @@
 //! ```text
 //! saves    1 ── 2 ── 3     the last one is what a resume uses; numbers are never used twice
 //!          │    │    └ durability process: its memory is still a file of changes
-//!          │    └ needed: those changes lie over its memory, or the VMM was started from it, or it is the last that is `local`
+//!          │    └ needed: those changes lie over its memory, or the VMM was started from it, or it is the last that is `local`,
+//!          │      or a snapshot claims it
 //!          └ needed by nothing: dropped
 //! dropped  numbers of which something may still be stored
 //! lower    numbers of which only the layer of memory is left, which others lie on
@@ -14,6 +15,7 @@
 use crate::disks::{Base, MemoryChain, MemoryLayer};
 use crate::error::LossCause;
 use crate::view::{Durability, PauseMode};
+use aenv_protocol::ids::TemplateId;
 use aenv_vmm::{CaptureBase, CaptureReport, Identity};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -66,6 +68,9 @@ pub(crate) struct Save {
     pub(crate) stopped: Duration,
     /// Whether all that the guest had written was flushed to the disk before.
     pub(crate) flushed: bool,
+    /// Snapshots that are still to be handed what it is stored as.
+    #[serde(default)]
+    pub(crate) claims: Vec<TemplateId>,
 }
 
 /// What a VMM was started from.
@@ -75,6 +80,9 @@ pub(crate) struct Start {
     pub(crate) chain: MemoryChain,
     /// The save whose memory that is; none for a template's capture or a boot.
     pub(crate) save: Option<u64>,
+    /// The snapshot whose memory that is.
+    #[serde(default)]
+    pub(crate) snapshot: Option<TemplateId>,
 }
 
 /// What is known of the present VMM process.
@@ -115,6 +123,8 @@ pub(crate) enum Step {
     Forget(Vec<u64>),
     /// Store the memory of a save.
     StoreMemory(u64),
+    /// Hand a save to the first snapshot that claims it.
+    HandOver(u64, TemplateId),
     /// Make all else of a save durable.
     MakeLocal(u64),
 }
@@ -176,6 +186,14 @@ impl Saves {
         stored.chain(pending).chain(mapped).flat_map(|chain| chain.layers.iter().cloned()).collect()
     }
 
+    /// Flat files that memories lie on: as of [`Self::used_layers`].
+    pub(crate) fn images<'a>(&'a self, present: &'a Present) -> impl Iterator<Item = &'a PathBuf> {
+        let stored = self.kept.iter().filter_map(|save| save.memory.as_ref()).map(|memory| &memory.chain);
+        let starts = self.kept.iter().map(|save| &save.start.chain);
+        let mapped = present.start.iter().map(|start| &start.chain);
+        stored.chain(starts).chain(mapped).filter_map(|chain| chain.image.as_ref())
+    }
+
     /// Takes note that dropped saves were removed, and of whom the layer of memory stays.
     pub(crate) fn forgotten(&mut self, numbers: &[u64], lower: Vec<u64>) {
         self.dropped.retain(|number| !numbers.contains(number));
@@ -209,6 +227,7 @@ impl Saves {
         needed.extend(self.last().map(|save| save.number));
         needed.extend(self.kept.iter().rfind(|save| save.is_local()).map(|save| save.number));
         needed.extend(present.start.as_ref().and_then(|start| start.save));
+        needed.extend(self.kept.iter().filter(|save| !save.claims.is_empty()).map(|save| save.number));
         // What is laid over an earlier one has a higher number.
         for save in self.kept.iter().rev() {
             if needed.contains(&save.number) && save.is_memory_pending() {
@@ -229,12 +248,38 @@ impl Saves {
     pub(crate) fn next_step(&self, failed: Option<&Step>) -> Option<Step> {
         let pending = self.kept.iter().find(|save| save.is_memory_pending());
         let last = || self.last().filter(|save| !save.is_local()).map(|save| Step::MakeLocal(save.number));
-        let store = pending.map(|save| Step::StoreMemory(save.number)).or_else(last);
+        let store = pending.map(|save| Step::StoreMemory(save.number)).or_else(|| self.hand_over());
+        let store = store.or_else(last);
         let forget = Some(Step::Forget(self.dropped.clone())).filter(|_| !self.dropped.is_empty());
         match failed {
             None | Some(Step::Forget(_)) => store.or(forget),
-            Some(Step::StoreMemory(_) | Step::MakeLocal(_)) => forget.or(store),
+            Some(Step::StoreMemory(_) | Step::HandOver(..) | Step::MakeLocal(_)) => forget.or(store),
         }
+    }
+
+    /// What is left to be done before nothing but this sandbox needs its saves.
+    pub(crate) fn next_claim(&self) -> Option<Step> {
+        let claimed = self.kept.iter().rfind(|save| !save.claims.is_empty())?;
+        let until = |save: &&Save| save.number <= claimed.number && save.is_memory_pending();
+        let pending = self.kept.iter().find(until).map(|save| Step::StoreMemory(save.number));
+        pending.or_else(|| self.hand_over())
+    }
+
+    fn hand_over(&self) -> Option<Step> {
+        let stored = self.kept.iter().filter(|save| !save.is_memory_pending());
+        stored.filter_map(|save| Some(Step::HandOver(save.number, save.claims.first()?.clone()))).next()
+    }
+
+    /// A snapshot has what it needs, or is not wanted any more.
+    pub(crate) fn drop_claim(&mut self, snapshot: &TemplateId) {
+        for save in &mut self.kept {
+            save.claims.retain(|claim| claim != snapshot);
+        }
+    }
+
+    /// Snapshots that are still to be handed something.
+    pub(crate) fn claims(&self) -> impl Iterator<Item = &TemplateId> {
+        self.kept.iter().flat_map(|save| &save.claims)
     }
 
     fn stored_before(&self, save: &Save) -> Option<&Save> {
@@ -285,6 +330,7 @@ mod tests {
             report: None,
             stopped: Duration::ZERO,
             flushed: true,
+            claims: Vec::new(),
         }
     }
 
@@ -356,9 +402,12 @@ mod tests {
         let mut stored = save(4, Local, None);
         stored.memory.as_mut().unwrap().chain = layers(&[2, 4]);
         let mut pending = save(5, Process, None);
-        pending.start = Start { chain: layers(&[1]), save: Some(1) };
+        pending.start = Start { chain: layers(&[1]), save: Some(1), snapshot: None };
         let saves = of(vec![stored, pending]);
-        let present = Present { start: Some(Start { chain: layers(&[3]), save: Some(3) }), captured: None };
+        let present = Present {
+            start: Some(Start { chain: layers(&[3]), save: Some(3), snapshot: None }),
+            captured: None,
+        };
         let used = |present| saves.used_layers(present).into_iter().collect::<Vec<_>>();
         assert_eq!(used(&present), ["l1", "l2", "l3", "l4"].map(PathBuf::from));
         assert_eq!(used(&Present::default()), ["l1", "l2", "l4"].map(PathBuf::from));
@@ -395,7 +444,7 @@ mod tests {
     fn what_a_vmm_was_started_from_stays() {
         use Durability::Local;
         let mut saves = of(vec![save(1, Local, None), save(2, Local, None)]);
-        let start = Start { chain: MemoryChain::default(), save: Some(1) };
+        let start = Start { save: Some(1), ..Start::default() };
         let present = Present { start: Some(start), captured: None };
         saves.drop_unneeded(&present);
         assert_eq!(kept(&saves), [1, 2]);

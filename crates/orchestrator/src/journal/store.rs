@@ -2,8 +2,9 @@
 
 use super::SCHEMA_VERSION;
 use super::record::{Role, VmRecord};
+use super::snapshots::SnapshotRecord;
 use crate::lifecycle::Phase;
-use aenv_protocol::ids::SandboxId;
+use aenv_protocol::ids::{SandboxId, TemplateId};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, ffi, params};
 use std::path::Path;
 
@@ -51,7 +52,8 @@ impl Store {
         connection.execute_batch(
             "CREATE TABLE IF NOT EXISTS meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
              CREATE TABLE IF NOT EXISTS vm(
-                 id TEXT PRIMARY KEY, role TEXT NOT NULL, phase TEXT NOT NULL, payload TEXT NOT NULL) WITHOUT ROWID;",
+                 id TEXT PRIMARY KEY, role TEXT NOT NULL, phase TEXT NOT NULL, payload TEXT NOT NULL) WITHOUT ROWID;
+             CREATE TABLE IF NOT EXISTS snapshot(id TEXT PRIMARY KEY, payload TEXT NOT NULL) WITHOUT ROWID;",
         )?;
         let store = Self { connection };
         match store.meta("schema_version")? {
@@ -84,11 +86,56 @@ impl Store {
         Ok(())
     }
 
-    pub(super) fn put_durably(&mut self, record: &VmRecord) -> Result<(), StoreError> {
+    /// What is written by `write` survives a power cut.
+    pub(super) fn durably(
+        &mut self,
+        write: impl FnOnce(&mut Self) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         self.connection.pragma_update(None, "synchronous", "FULL")?;
-        let put = self.put(record);
+        let written = write(self);
         self.connection.pragma_update(None, "synchronous", "NORMAL")?;
-        put
+        written
+    }
+
+    pub(super) fn put_with_snapshots(
+        &mut self,
+        record: &VmRecord,
+        snapshots: &[SnapshotRecord],
+    ) -> Result<(), StoreError> {
+        self.connection.execute_batch("BEGIN IMMEDIATE")?;
+        let written = self
+            .put(record)
+            .and_then(|()| snapshots.iter().try_for_each(|snapshot| self.put_snapshot(snapshot)))
+            .and_then(|()| Ok(self.connection.execute_batch("COMMIT")?));
+        if written.is_err() && !self.connection.is_autocommit() {
+            self.connection.execute_batch("ROLLBACK")?;
+        }
+        written
+    }
+
+    pub(super) fn forget_vms(&mut self) -> Result<(), StoreError> {
+        self.durably(|store| Ok(store.connection.execute_batch("DELETE FROM vm")?))
+    }
+
+    pub(super) fn put_snapshot(&mut self, snapshot: &SnapshotRecord) -> Result<(), StoreError> {
+        let payload = serde_json::to_string(snapshot)?;
+        self.connection
+            .prepare_cached(
+                "INSERT INTO snapshot(id, payload) VALUES (?1, ?2) ON CONFLICT(id) DO UPDATE SET payload = ?2",
+            )?
+            .execute(params![snapshot.id.as_str(), payload])?;
+        Ok(())
+    }
+
+    pub(super) fn remove_snapshot(&mut self, id: &TemplateId) -> Result<(), StoreError> {
+        self.connection.prepare_cached("DELETE FROM snapshot WHERE id = ?1")?.execute([id.as_str()])?;
+        Ok(())
+    }
+
+    pub(super) fn snapshots(&mut self) -> Result<Vec<SnapshotRecord>, StoreError> {
+        let mut statement = self.connection.prepare("SELECT payload FROM snapshot ORDER BY id")?;
+        let payloads = statement.query_map([], |row| row.get::<_, String>(0))?;
+        payloads.map(|payload| Ok(serde_json::from_str(&payload?)?)).collect()
     }
 
     pub(super) fn claim(&mut self, record: &VmRecord) -> Result<bool, StoreError> {

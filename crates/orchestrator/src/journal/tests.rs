@@ -11,6 +11,7 @@ fn record(id: &str, role: Role, phase: Phase) -> VmRecord {
         template_id: "t1".parse().unwrap(),
         template_name: "base".to_owned(),
         capture_key: Some("k".to_owned()),
+        parent: None,
         spec: MachineSpec { vcpus: 2, memory_mib: 512 },
         disk_mib: 10,
         root_bytes: None,

@@ -9,12 +9,12 @@
 
 use super::SandboxTask;
 use crate::error::{Error, Shortage};
-use crate::journal::{JournalError, Step, VmRecord};
+use crate::journal::Step;
 use crate::lifecycle::Phase;
 use crate::pause::GrowingPause;
 use crate::saving::{self, Outcome, Taken};
 use crate::stage::Cause;
-use crate::view::{Durability, SaveTrouble};
+use crate::view::SaveTrouble;
 use aenv_storage::block_service::ServiceError;
 use tokio_util::sync::CancellationToken;
 
@@ -104,7 +104,7 @@ impl Saving {
     fn trouble_of(&mut self, step: &Step) -> &mut Option<SavingTrouble> {
         match step {
             Step::Forget(_) => &mut self.removing,
-            Step::StoreMemory(_) | Step::MakeLocal(_) => &mut self.storing,
+            Step::StoreMemory(_) | Step::HandOver(..) | Step::MakeLocal(_) => &mut self.storing,
         }
     }
 
@@ -170,9 +170,13 @@ impl SandboxTask {
                     saving::remove_changes(&self.node, &self.vm.record.id, number).await;
                     self.answer_waiters(number);
                 }
+                self.answer_snapshot_waiters();
                 self.save_on(false);
             }
-            Err(trouble) => self.saving_failed(step, trouble),
+            Err(trouble) => {
+                self.withdraw_snapshots(&step, &trouble).await;
+                self.saving_failed(step, trouble);
+            }
         }
         self.node.table.update(self.view());
         self.give_way_if_promised();
@@ -183,32 +187,9 @@ impl SandboxTask {
 
     /// Takes a step over into the record.
     async fn apply(&mut self, step: &Step, taken: Taken) -> Result<(), SavingTrouble> {
-        let mut record = self.vm.record.clone();
-        match (step, taken) {
-            (Step::Forget(numbers), Taken::Forgotten { lower }) => record.saves.forgotten(numbers, lower),
-            (Step::StoreMemory(number), Taken::Stored(memory)) => {
-                if let Some(save) = record.saves.get_mut(*number) {
-                    save.memory = Some(memory);
-                }
-            }
-            (Step::MakeLocal(number), Taken::Durable) => {
-                if let Some(save) = record.saves.get_mut(*number) {
-                    save.durability = save.durability.max(Durability::Local);
-                }
-            }
-            (step, _) => return Err(SavingTrouble::other(&format!("{step:?} did something else"))),
-        }
-        record.saves.drop_unneeded(&record.present);
-        self.journal_step(step, record).await.map_err(|error| SavingTrouble::other(&error.to_string()))
-    }
-
-    /// All of this is as durable as it is said to be.
-    async fn journal_step(&mut self, step: &Step, record: VmRecord) -> Result<(), JournalError> {
-        match step {
-            Step::MakeLocal(_) => self.node.journal.put_durably(&record).await?,
-            Step::Forget(_) | Step::StoreMemory(_) => self.node.journal.put(&record).await?,
-        }
-        self.vm.record = record;
+        let noted = saving::note(&self.node, &self.vm.record, step, taken).await;
+        self.vm.record = noted.map_err(|cause| SavingTrouble::of(&cause))?;
+        self.vm.let_snapshot_go();
         Ok(())
     }
 

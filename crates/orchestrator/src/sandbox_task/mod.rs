@@ -8,12 +8,14 @@
 //! |---|---|
 //! | here | the loop: what happens, and who is told |
 //! | [`transitions`] | pauses, resumes and releases: the one under way works on a copy of the VM, which is taken over at its end |
+//! | [`snapshots`] | snapshots: taken, waited for |
 //! | [`release`] | why the VMM of a paused sandbox goes |
 //! | [`background`] | what is still to be done for the saves, beside all that |
 //! | [`view`] | what callers see |
 
 mod background;
 mod release;
+mod snapshots;
 mod transitions;
 mod view;
 
@@ -30,6 +32,8 @@ use aenv_vmm::{Exit, ExitCause, Machine};
 use background::{Saving, SavingTrouble};
 pub(crate) use release::GaveWay;
 use release::Releaser;
+use snapshots::SnapshotWaiter;
+pub(crate) use snapshots::{SnapshotWish, Taken};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,6 +74,8 @@ pub(crate) enum Command {
     Extend(Duration, oneshot::Sender<Result<SandboxView, Error>>),
     /// Save its state and stop it.
     Pause(PauseRequest, oneshot::Sender<Result<Paused, Error>>),
+    /// Keep its state for itself, whatever becomes of it.
+    Snapshot(SnapshotWish, oneshot::Sender<Result<Taken, Error>>),
     /// Let it go on.
     Resume(ResumeRequest, Asker, oneshot::Sender<Result<Resumed, Error>>),
     /// End the VMM that stands by for it while it is paused.
@@ -105,6 +111,9 @@ pub(crate) struct SandboxTask {
     /// Its VMM is to go when what was saved is durable, if it is still paused then.
     gives_way: bool,
     waiters: Vec<Waiter>,
+    /// Who waits for the copy of it that is being made.
+    snapshotter: Option<Reply<Taken>>,
+    snapshot_waiters: Vec<SnapshotWaiter>,
     /// A pause came to nothing, and whether the guest goes on is not known yet: if not, the state before that pause counts.
     interrupted: bool,
     /// Pauses at the end of its time that came to nothing, one after the other.
@@ -164,6 +173,8 @@ impl SandboxTask {
             releasers: Vec::new(),
             gives_way: false,
             waiters: Vec::new(),
+            snapshotter: None,
+            snapshot_waiters: Vec::new(),
             interrupted: false,
             failed_pauses: 0,
             auto_pauses: AUTO_PAUSES,
@@ -227,9 +238,10 @@ impl SandboxTask {
     /// Leaves the sandbox to the next process, after what is under way has come to its next step.
     async fn leave(mut self) {
         if let Some((_, work)) = &mut self.work
-            && let Done::Paused(end) = work.await
+            && let Done::Paused(end) | Done::Copied(end) = work.await
         {
-            let machine = end.vm.machine.as_ref().filter(|_| end.stood_still && end.result.is_err());
+            let is_to_run = end.snapshot.is_some() || end.result.is_err();
+            let machine = end.vm.machine.as_ref().filter(|_| end.stood_still && is_to_run);
             if let Some(machine) = machine
                 && let Err(error) = machine.resume().await
             {
@@ -306,6 +318,7 @@ impl SandboxTask {
             // Queued before a kill that waits for the work under way: a dropped reply says that it is gone.
             _ if self.is_killed() => {}
             Command::Pause(request, reply) => self.pause(request, reply),
+            Command::Snapshot(wish, reply) => self.snapshot(wish, reply).await,
             Command::Resume(request, asker, reply) => self.resume(Resumer { request, asker, reply }).await,
             Command::Release(reply) => self.release(Releaser::Caller(reply)),
             Command::GiveWay(reply) => self.give_way(reply),
@@ -341,6 +354,7 @@ impl SandboxTask {
         self.adoption = None;
         self.stop_saving().await;
         self.fail_waiters(&SavingTrouble::other("the sandbox was lost"));
+        self.leave_snapshot_waiters();
         let record = &mut self.vm.record;
         tracing::warn!(sandbox = %record.id, cause = ?loss.cause, detail = %loss.detail, "sandbox lost");
         record.phase = phase;
@@ -384,6 +398,7 @@ impl SandboxTask {
         self.commands.close();
         self.adoption = None;
         self.stop_saving().await;
+        self.leave_snapshot_waiters();
         clearing::note_end(&self.node, &mut self.vm).await;
         if let Some(clearing) = self.clearing.take() {
             // It may wait for long between its attempts, or in one; every step of it may be repeated, and is, below.

@@ -39,6 +39,7 @@ pub(super) type Work = Pin<Box<dyn Future<Output = Done> + Send>>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Pause,
+    Snapshot,
     Resume,
     Release,
 }
@@ -46,6 +47,7 @@ pub(super) enum Kind {
 /// How it ended.
 pub(super) enum Done {
     Paused(Box<PauseEnd>),
+    Copied(Box<PauseEnd>),
     Resumed(Box<ResumeEnd>),
     Released(Box<Vm>, Result<(), Cause>),
 }
@@ -122,6 +124,7 @@ impl SandboxTask {
             vm: self.vm.clone(),
             tenancy: self.tenancy.clone(),
             request,
+            snapshot: None,
             view: SandboxView {
                 state: SandboxState::Paused,
                 woken_by_traffic: self.tenancy.auto_resume && request.mode == PauseMode::Full,
@@ -206,6 +209,7 @@ impl SandboxTask {
         let was_pause = matches!(done, Done::Paused(_));
         match done {
             Done::Paused(end) => self.pause_done(*end),
+            Done::Copied(end) => self.copy_done(*end),
             Done::Resumed(end) => self.resume_done(*end).await,
             Done::Released(vm, result) => {
                 self.vm = *vm;
@@ -236,7 +240,7 @@ impl SandboxTask {
     }
 
     fn pause_done(&mut self, end: PauseEnd) {
-        let PauseEnd { vm, tenancy, result, stages, stood_still } = end;
+        let PauseEnd { vm, tenancy, result, stages, stood_still, .. } = end;
         (self.vm, self.tenancy) = (vm, tenancy);
         let pauser = self.pauser.take();
         match result {
@@ -260,8 +264,13 @@ impl SandboxTask {
     /// everything else.
     fn go_on_after_pause(&mut self) {
         self.ended = CancellationToken::new();
-        self.interrupted = true;
         self.node.table.show(self.view(), self.route());
+        self.make_sure_it_runs();
+    }
+
+    /// Its guest may stand still.
+    pub(super) fn make_sure_it_runs(&mut self) {
+        self.interrupted = true;
         let held = Held::of_stopped(&self.vm);
         self.adoption =
             Some(adoption::later(&self.node, &self.vm.record, &self.tenancy, held, Duration::ZERO));

@@ -24,6 +24,7 @@ impl SandboxTask {
             id: record.id.clone(),
             template_id: record.template_id.clone(),
             template_name: record.template_name.clone(),
+            parent: record.parent.clone(),
             started_at: self.tenancy.started_at,
             end_at: self.tenancy.end_at,
             life_time: self.tenancy.life_time,
@@ -70,6 +71,7 @@ impl SandboxTask {
             None => return None,
             Some(Step::Forget(_)) => "removing earlier saves",
             Some(Step::StoreMemory(_)) => "storing its memory",
+            Some(Step::HandOver(..)) => "handing it to a snapshot",
             Some(Step::MakeLocal(_)) => "making it durable",
         };
         Some(match self.saving.trouble() {

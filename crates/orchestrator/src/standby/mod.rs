@@ -28,7 +28,7 @@ use crate::node::Node;
 use crate::random;
 use crate::stage::{Cause, Failure, Stages};
 use crate::template::{Capture, Template};
-use crate::vm::{Origin, Vm, new_record};
+use crate::vm::{Vm, new_record};
 use aenv_protocol::ids::TemplateId;
 use pool::Next;
 use std::sync::Arc;
@@ -147,7 +147,7 @@ async fn prepare(
 
 async fn prepare_vm(node: &Arc<Node>, vm: &mut Vm, capture: &Capture) -> Result<Arc<GuestChannel>, Failure> {
     let mut stages = Stages::default();
-    vm.make(node, &Origin::Capture(capture), &mut stages).await?;
+    vm.make(node, &capture.origin(), &mut stages).await?;
     vm.started(node, &mut stages).await?;
     vm.channel()
 }

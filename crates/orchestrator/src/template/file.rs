@@ -5,6 +5,7 @@
 
 use crate::data_dir::{DataDir, write_durably};
 use crate::disks::Base;
+use crate::vm::Origin;
 use aenv_protocol::ids::TemplateId;
 use aenv_vmm::{CaptureFiles, CaptureReport, Identity};
 use serde::{Deserialize, Serialize};
@@ -92,6 +93,11 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
+    /// What a VM is made of that goes on from it.
+    pub(crate) fn origin(&self) -> Origin<'_> {
+        Origin::Capture { files: &self.files, disk: &self.disk }
+    }
+
     /// Where the capture of `key` lies or is to lie.
     pub(super) fn directory(template_dir: &Path, key: &str) -> PathBuf {
         template_dir.join("captures").join(key)
@@ -130,6 +136,13 @@ impl Capture {
 /// The memory of the capture of `key`.
 pub(crate) fn memory_of_capture(template_dir: &Path, key: &str) -> PathBuf {
     Capture::files_in(&Capture::directory(template_dir, key)).memory
+}
+
+/// The key of the capture that a file is the memory of, if it is one of a capture.
+pub(crate) fn key_of_memory(memory: &Path) -> Option<String> {
+    let directory = memory.parent()?;
+    let is_of_capture = directory.parent()?.file_name()? == "captures" && memory.file_name()? == "memory";
+    is_of_capture.then(|| directory.file_name().map(|key| key.to_string_lossy().into_owned()))?
 }
 
 /// Keys of all captures of a template, unfinished ones included.

@@ -14,8 +14,8 @@ mod import;
 mod prepare;
 
 pub(crate) use file::{
-    Capture, TemplateFile, capture_key, capture_keys, memory_of_capture, read_all, remove_stale_captures,
-    sha256,
+    Capture, TemplateFile, capture_key, capture_keys, key_of_memory, memory_of_capture, read_all,
+    remove_stale_captures, sha256,
 };
 pub(crate) use image::{ImageForm, TemplateImage, find_image};
 pub use import::{ImportError, Imported, import_template};

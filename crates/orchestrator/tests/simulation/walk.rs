@@ -12,10 +12,10 @@
 use crate::crash::{crash, runtime};
 use crate::world::{HOUR, SOON, World, eventually, request};
 use aenv_orchestrator::{
-    CreateRequest, Durability, Error, OnTimeout, Orchestrator, PauseMode, PauseRequest, ResumeRequest,
-    SandboxState, SandboxView,
+    ChildRequest, CreateRequest, Durability, Error, ForkRequest, OnTimeout, Orchestrator, PauseMode,
+    PauseRequest, ResumeRequest, SandboxState, SandboxView, SnapshotRequest, SnapshotState,
 };
-use aenv_protocol::ids::SandboxId;
+use aenv_protocol::ids::{SandboxId, TemplateId};
 use aenv_testkit::{Fault, Operation};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -41,6 +41,8 @@ enum Story {
     FallBack,
     /// Ended by its time; another one ended while it is paused.
     Endings,
+    /// Snapshots while it runs and while it is paused, a fork, what is started from them, deletions.
+    Copies,
 }
 
 /// What the user was told last, and may find therefore.
@@ -56,6 +58,10 @@ struct Told {
     running: bool,
     paused: bool,
     gone: bool,
+    /// Snapshots that were told to be there, and what is in them.
+    snapshots: Vec<(TemplateId, u8)>,
+    /// Those of them that were to be deleted.
+    deleted: Vec<TemplateId>,
 }
 
 struct User<'a> {
@@ -155,6 +161,7 @@ impl User<'_> {
             Story::DiskAlone => self.disk_alone().await,
             Story::FallBack => self.fall_back().await,
             Story::Endings => self.endings().await,
+            Story::Copies => self.copies().await,
         }
     }
 
@@ -208,6 +215,56 @@ impl User<'_> {
         self.release().await?;
         self.resume(false).await?;
         self.kill().await
+    }
+
+    /// A VMM that dies in the middle leaves it as its last save is.
+    fn copying(&self) {
+        self.note(|told| {
+            told.paused = true;
+            told.saved.push(told.value);
+        });
+    }
+
+    async fn snapshot(&self) -> Result<TemplateId, String> {
+        self.copying();
+        let wanted = SnapshotRequest { name: None, mode: PauseMode::Full };
+        let id = self.node.snapshot(&self.id(), wanted).await.map_err(text)?.snapshot.id;
+        self.note(|told| told.snapshots.push((id.clone(), told.value)));
+        Ok(id)
+    }
+
+    async fn delete(&self, snapshot: &TemplateId) -> Ended {
+        self.note(|told| told.deleted.push(snapshot.clone()));
+        self.node.delete_snapshot(snapshot.as_str()).await.map_err(text)
+    }
+
+    async fn child(&self, of: &TemplateId) -> Ended {
+        let wanted = CreateRequest { template: of.to_string(), timeout: HOUR, ..request() };
+        let id = self.node.create(wanted).await.map_err(text)?.sandbox.id;
+        self.node.kill(&id).await.map_err(text)
+    }
+
+    async fn fork(&self) -> Ended {
+        self.copying();
+        let wanted = ForkRequest { timeout: HOUR, children: vec![ChildRequest::default(); 2] };
+        for child in self.node.fork(&self.id(), wanted).await.map_err(text)?.children {
+            self.node.kill(&child.map_err(text)?.sandbox.id).await.map_err(text)?;
+        }
+        Ok(())
+    }
+
+    async fn copies(&self) -> Ended {
+        self.create(OnTimeout::Kill).await?;
+        self.write(1)?;
+        let first = self.snapshot().await?;
+        self.write(2)?;
+        self.fork().await?;
+        self.pause(PauseMode::Full, Durability::Process).await?;
+        let second = self.snapshot().await?;
+        self.delete(&first).await?;
+        self.kill().await?;
+        self.child(&second).await?;
+        self.delete(&second).await
     }
 
     async fn endings(&self) -> Ended {
@@ -343,13 +400,35 @@ impl Walk {
                 Some(view) => use_on(world, node, &view, &told, &what).await,
             }
         }
+        check_snapshots(world, node, &told, &what).await;
         for view in node.list() {
             node.kill(&view.id).await.unwrap();
         }
         world.only(self.standbys).await;
+        eventually("snapshots are removed", || world.snapshot_dirs().is_empty()).await;
         node.shutdown().await;
         world.only(0).await;
         assert_eq!(world.stored_leftovers(), Vec::<String>::new(), "left: {what}");
+    }
+}
+
+/// Those that were told to be there are, and all that there are can be started from.
+async fn check_snapshots(world: &World, node: &Orchestrator, told: &Told, what: &str) {
+    let promised = told.snapshots.iter().filter(|(id, _)| !told.deleted.contains(id));
+    for (id, _) in promised {
+        assert!(node.snapshots().iter().any(|view| view.id == *id), "{id} is gone: {what}");
+    }
+    eventually("all are stored", || node.snapshots().iter().all(|view| view.state == SnapshotState::Ready))
+        .await;
+    for view in node.snapshots() {
+        let wanted = CreateRequest { template: view.id.to_string(), timeout: HOUR, ..request() };
+        let child = node.create(wanted).await.unwrap_or_else(|error| panic!("{error}: {what}")).sandbox.id;
+        let (memory, disk) = world.host.read(&World::vm_name(&child), 1);
+        let of_told = told.snapshots.iter().find(|(id, _)| *id == view.id);
+        let is_right = of_told.map_or_else(|| told.saved.contains(&disk), |(_, value)| *value == disk);
+        assert!(is_right && memory == disk, "{memory} is in memory, {disk} on the disk: {what}");
+        node.delete_snapshot(view.id.as_str()).await.unwrap();
+        node.kill(&child).await.unwrap();
     }
 }
 
@@ -408,6 +487,7 @@ async fn use_on(world: &World, node: &Orchestrator, view: &SandboxView, told: &T
 const MEMORY: Walk = Walk { story: Story::Memory, standbys: 0 };
 const DISK_ALONE: Walk = Walk { story: Story::DiskAlone, standbys: 1 };
 const FALL_BACK: Walk = Walk { story: Story::FallBack, standbys: 0 };
+const COPIES: Walk = Walk { story: Story::Copies, standbys: 0 };
 const ENDINGS: Walk = Walk { story: Story::Endings, standbys: 0 };
 
 macro_rules! walks {
@@ -436,4 +516,9 @@ walks! {
     vmms_killed_at_any_step_of_disks_alone: DISK_ALONE, Victim::Vmms;
     vmms_killed_at_any_step_of_a_fall_back: FALL_BACK, Victim::Vmms;
     vmms_killed_at_any_step_of_endings: ENDINGS, Victim::Vmms;
+    a_node_killed_before_any_step_of_copies: COPIES, Victim::NodeBefore;
+    a_node_killed_after_any_step_of_copies: COPIES, Victim::NodeAfter;
+    a_block_service_killed_before_any_request_of_copies: COPIES, Victim::StoreBefore;
+    a_block_service_killed_after_any_request_of_copies: COPIES, Victim::StoreAfter;
+    vmms_killed_at_any_step_of_copies: COPIES, Victim::Vmms;
 }

@@ -164,6 +164,11 @@ impl World {
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
+    pub(crate) fn snapshot_dirs(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path("data/snapshots")).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
     /// Numbers of the saves of a sandbox of which there are files.
     pub(crate) fn saves(&self, id: &SandboxId) -> Vec<u64> {
         let Ok(entries) = std::fs::read_dir(self.path(&format!("data/sandboxes/{id}/captures"))) else {

@@ -7,6 +7,7 @@ mod error;
 mod node;
 mod pause;
 mod sandbox;
+mod snapshot;
 mod storage;
 mod template;
 
@@ -17,5 +18,6 @@ pub use sandbox::{
     AutoResume, ListedSandbox, NewSandbox, OnTimeout, RefreshRequest, Sandbox, SandboxDetail,
     SandboxLifecycle, SandboxState, TimeoutRequest,
 };
+pub use snapshot::{ChildBody, ForkBody, ForkedChild, NewSnapshot, Snapshot, SnapshotState};
 pub use storage::CollectedGarbage;
 pub use template::{Template, TemplateAlias, TemplateBuildStatus};

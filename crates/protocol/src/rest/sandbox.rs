@@ -134,6 +134,9 @@ pub struct ListedSandbox {
     /// only. Absent means no.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub envd_unresponsive_at_pause: Option<bool>,
+    /// The sandbox whose state it was started from, if that was a snapshot or a fork. Ours alone.
+    #[serde(default, rename = "parentID", skip_serializing_if = "Option::is_none")]
+    pub parent_id: Option<String>,
     /// Why it was lost; only when `state` is `lost`. Ours alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_reason: Option<String>,
@@ -240,6 +243,7 @@ mod tests {
                 alias: None,
                 metadata: BTreeMap::new(),
                 envd_unresponsive_at_pause: None,
+                parent_id: None,
                 lost_reason: None,
                 lost_detail: None,
             },

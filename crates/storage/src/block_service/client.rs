@@ -5,7 +5,7 @@
 
 use super::messages::{
     CollectGarbage, Collected, CreateDisk, CreateImage, DiskList, DiskView, ErrorBody, ErrorCode, ImageList,
-    ImageView, RewindDisk, SealDisk, Sealed, Status,
+    ImageView, ReleaseLayer, Released, RewindDisk, SealDisk, Sealed, Status,
 };
 use super::name::Name;
 use bytes::Bytes;
@@ -204,6 +204,14 @@ impl Client {
     /// See [`ServiceError`].
     pub async fn delete_image(&self, name: &Name) -> Result<(), ServiceError> {
         self.delete(&format!("/v1/images/{name}")).await
+    }
+
+    /// Removes a layer file, unless a disk or an image is made of it. No error when there is none.
+    ///
+    /// # Errors
+    /// See [`ServiceError`].
+    pub async fn release_layer(&self, release: &ReleaseLayer) -> Result<Released, ServiceError> {
+        self.post("/v1/layers/release", release).await
     }
 
     /// Removes stored files that no disk, no image and no entry of `collect` needs.

@@ -11,6 +11,7 @@
 //! | `DELETE /v1/disks/{name}`, `DELETE /v1/images/{name}` | | `{}` |
 //! | `POST /v1/images` | [`CreateImage`] | [`ImageView`] |
 //! | `GET /v1/images`, `GET /v1/images/{name}` | | [`ImageList`], [`ImageView`] |
+//! | `POST /v1/layers/release` | [`ReleaseLayer`] | [`Released`] |
 //! | `POST /v1/gc` | [`CollectGarbage`] | [`Collected`] |
 //!
 //! Every request may be sent again when its answer was lost: it does nothing twice. Sizes are in bytes.
@@ -227,6 +228,21 @@ pub struct ImageView {
 pub struct ImageList {
     /// By name.
     pub images: Vec<ImageView>,
+}
+
+/// Removes one layer file, unless a disk or an image is made of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReleaseLayer {
+    /// In the service's layer directory.
+    pub file: PathBuf,
+}
+
+/// Whether a layer file is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Released {
+    /// False while something is made of it, or while that cannot be told since a record cannot be read.
+    pub removed: bool,
 }
 
 /// Removes stored files that nothing is made of.

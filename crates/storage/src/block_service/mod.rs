@@ -14,8 +14,8 @@ mod written_back;
 pub use client::{Client, ServiceError};
 pub use messages::{
     CacheView, CollectGarbage, Collected, CreateDisk, CreateImage, DiskList, DiskState, DiskView, ErrorBody,
-    ErrorCode, ExportView, ImageList, ImageView, LayerRef, RewindDisk, SealDisk, Sealed, StalledView, Status,
-    TopView,
+    ErrorCode, ExportView, ImageList, ImageView, LayerRef, ReleaseLayer, Released, RewindDisk, SealDisk,
+    Sealed, StalledView, Status, TopView,
 };
 pub use name::{InvalidName, Name};
 pub use written_back::write_back;

@@ -5,7 +5,8 @@
 use aenv_storage::Image as _;
 use aenv_storage::block_service::{
     CacheView, CollectGarbage, Collected, CreateDisk, CreateImage, DiskList, DiskState, DiskView, ErrorCode,
-    ExportView, ImageList, ImageView, LayerRef, Name, RewindDisk, SealDisk, Sealed, Status,
+    ExportView, ImageList, ImageView, LayerRef, Name, ReleaseLayer, Released, RewindDisk, SealDisk, Sealed,
+    Status,
 };
 use aenv_storage::cache::BlockCache;
 use aenv_storage::chain::LayerChain;
@@ -208,16 +209,27 @@ impl Tables {
         self.prune();
     }
 
-    /// Removes the files beside those of our images that nothing is made of.
-    pub(super) fn collect(&self, collect: &CollectGarbage) -> Collected {
+    /// Removes a layer file that nothing is made of.
+    pub(super) fn release(&self, release: &ReleaseLayer) -> Released {
+        let removed = !self.files().any(|path| path == release.file);
+        if removed {
+            remove(&release.file);
+        }
+        Released { removed }
+    }
+
+    fn files(&self) -> impl Iterator<Item = &Path> {
         let of_disks = self.disks.values().flat_map(|disk| &disk.made_by.layers);
         let layers = of_disks.chain(self.images.values().flat_map(|(image, _)| &image.layers));
-        let mut needed: Vec<&Path> = layers
-            .filter_map(|layer| match layer {
-                LayerRef::File { file: path } | LayerRef::Raw { raw: path } => Some(path.as_path()),
-                LayerRef::Top { .. } => None,
-            })
-            .collect();
+        layers.filter_map(|layer| match layer {
+            LayerRef::File { file: path } | LayerRef::Raw { raw: path } => Some(path.as_path()),
+            LayerRef::Top { .. } => None,
+        })
+    }
+
+    /// Removes the files beside those of our images that nothing is made of.
+    pub(super) fn collect(&self, collect: &CollectGarbage) -> Collected {
+        let mut needed: Vec<&Path> = self.files().collect();
         needed.extend(collect.keep_layers.iter().map(PathBuf::as_path));
         let directories: std::collections::BTreeSet<_> =
             collect.keep_layers.iter().filter_map(|path| path.parent()).collect();

@@ -7,12 +7,14 @@ use crate::disks::{Base, Disks as _, MemoryChain, MemoryLayer, MemoryParts, Save
 use crate::stage::Cause;
 use aenv_protocol::ids::SandboxId;
 use aenv_storage::StorageError;
-use aenv_storage::block_service::{CreateImage, ImageView, LayerRef, Name, ServiceError, write_back};
+use aenv_storage::block_service::{
+    CreateImage, ImageView, LayerRef, Name, ReleaseLayer, ServiceError, write_back,
+};
 use aenv_storage::cache::BlockCache;
 use aenv_storage::memory_chain::{self, MemoryFiles, NewLayer, Over};
 use aenv_vmm::CaptureBase;
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// First letters of the names of our images: the disk of a save, the files of its memory, the same to be mapped.
@@ -71,7 +73,7 @@ impl ServiceDisks {
         self.keep_layers(image_name(DISK, save)?, vec![top.clone()]).await.map(drop)
     }
 
-    async fn keep_layers(&self, name: Name, layers: Vec<LayerRef>) -> Result<ImageView, Cause> {
+    pub(super) async fn keep_layers(&self, name: Name, layers: Vec<LayerRef>) -> Result<ImageView, Cause> {
         let image = CreateImage { name, layers, owner: 0, exported: false };
         Ok(self.client.create_image(&image).await?)
     }
@@ -137,23 +139,30 @@ impl ServiceDisks {
         chain: &MemoryChain,
         bytes: u64,
     ) -> Result<PathBuf, Cause> {
+        self.export_chain(image_name(MAPPED, save)?, save.vm.as_str(), chain, bytes).await
+    }
+
+    /// A file that shows a memory, which is that of `owner`.
+    pub(super) async fn export_chain(
+        &self,
+        name: Name,
+        owner: &str,
+        chain: &MemoryChain,
+        bytes: u64,
+    ) -> Result<PathBuf, Cause> {
         if let (Some(flat), true) = (&chain.image, chain.layers.is_empty()) {
             return Ok(flat.clone());
         }
-        let (name, layers) = (image_name(MAPPED, save)?, layers_of(chain));
-        let image = CreateImage { name, layers, owner: 0, exported: true };
+        let image = CreateImage { name, layers: layers_of(chain), owner: 0, exported: true };
         let image = self.client.create_image(&image).await?;
         if let Some(failure) = image.failure {
-            return Err(Cause::Unexpected(format!("the memory of {} cannot be read: {failure}", save.vm)));
+            return Err(Cause::Unexpected(format!("the memory of {owner} cannot be read: {failure}")));
         }
         if image.size != bytes {
             let size = image.size;
-            return Err(Cause::Unexpected(format!(
-                "the memory of {} has {size} bytes, not {bytes}",
-                save.vm
-            )));
+            return Err(Cause::Unexpected(format!("the memory of {owner} has {size} bytes, not {bytes}")));
         }
-        image.path.ok_or_else(|| Cause::Unexpected(format!("the memory of {} is not exported", save.vm)))
+        image.path.ok_or_else(|| Cause::Unexpected(format!("the memory of {owner} is not exported")))
     }
 
     pub(super) async fn remove_save(&self, save: &SaveName) -> Result<(), Cause> {
@@ -175,8 +184,19 @@ impl ServiceDisks {
             return Ok(false);
         }
         let _turn = self.turn(&save.vm).await;
-        blocking(move || remove_if_there(&path)).await?;
+        self.release_file(&path).await?;
         Ok(true)
+    }
+
+    /// Removes a layer file unless something in the service is made of it.
+    pub(super) async fn release_file(&self, file: &Path) -> Result<(), Cause> {
+        // What was put there by others is theirs.
+        let is_ours =
+            file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(LAYER.as_bytes()));
+        if is_ours {
+            self.client.release_layer(&ReleaseLayer { file: file.to_owned() }).await?;
+        }
+        Ok(())
     }
 
     /// Removes what a node that was killed was writing. Nothing is being written yet.
@@ -206,7 +226,7 @@ fn files_of(chain: &MemoryChain) -> MemoryFiles {
 }
 
 /// As the service calls them.
-fn layers_of(chain: &MemoryChain) -> Vec<LayerRef> {
+pub(super) fn layers_of(chain: &MemoryChain) -> Vec<LayerRef> {
     let flat = chain.image.iter().map(|raw| LayerRef::Raw { raw: raw.clone() });
     flat.chain(chain.layers.iter().map(|file| LayerRef::File { file: file.clone() })).collect()
 }

@@ -138,21 +138,19 @@ async fn memory_is_a_layer_that_an_image_keeps_and_is_stored_once() {
 }
 
 #[tokio::test]
-async fn a_layer_goes_when_nobody_lies_on_it() {
+async fn a_layer_goes_when_nobody_of_its_vm_lies_on_it_and_the_service_agrees() {
     let directory = tempfile::tempdir().unwrap();
     let layers = directory.path().join("layers");
-    std::fs::create_dir(&layers).unwrap();
-    let layer = layers.join("memory-ivm-1");
-    std::fs::write(&layer, "layer").unwrap();
-    std::fs::write(layers.join("memory-ivm-12"), "of another save").unwrap();
-    let (disks, asked) = service(directory.path(), |_, _| "{}".to_owned());
+    let (disks, asked) = service(directory.path(), |_, _| r#"{"removed":true}"#.to_owned());
     let used = |number: u64| BTreeSet::from([layers.join(format!("memory-ivm-{number}"))]);
     assert!(!disks.forget_layer(&save(1), &used(1)).await.unwrap());
-    assert!(layer.exists());
-    for _ in 0..2 {
-        assert!(disks.forget_layer(&save(1), &used(12)).await.unwrap());
-        assert!(!layer.exists());
-    }
-    assert!(layers.join("memory-ivm-12").exists());
     assert_eq!(asked.lock().unwrap().len(), 0, "nobody is asked who else has what");
+    assert!(disks.forget_layer(&save(1), &used(12)).await.unwrap());
+    let file = layers.join("memory-ivm-1").display().to_string();
+    assert_eq!(*asked.lock().unwrap(), [format!(r#"POST /v1/layers/release {{"file":"{file}"}}"#)]);
+    // What others put there is theirs.
+    for foreign in ["0123.layer", "memory", "dir/../x"] {
+        disks.release_layer(&layers.join(foreign)).await.unwrap();
+    }
+    assert_eq!(asked.lock().unwrap().len(), 1);
 }
