@@ -314,8 +314,11 @@ impl Pausing {
     async fn let_programs_go(&self) {
         let limit = self.node.settings.deadlines.init;
         let Ok(channel) = self.vm.channel() else { return };
-        if let Err(error) = channel.init(&greeting::again(&self.tenancy), limit).await {
-            tracing::warn!(sandbox = %self.vm.record.id, %error, "its programs go on after a while by themselves");
+        let init = greeting::again(&self.tenancy);
+        let greeted = async { channel.init(&init, limit).await.map_err(|error| Failure::new("init", error)) };
+        // One that died does not answer, and its caller waits.
+        if let Err(failure) = self.unless_cancelled("init", self.vm.while_alive("init", greeted)).await {
+            tracing::warn!(sandbox = %self.vm.record.id, %failure, "its programs go on after a while by themselves");
         }
     }
 

@@ -122,6 +122,7 @@ async fn block_service(client: &Client) {
     let sandbox = client.create(600, &json!({})).await.unwrap();
     for (round, moment) in (1..).zip(MOMENTS) {
         write(client, &sandbox, round).await;
+        block_service_is_there().await;
         let death = || kill(block_server_of(INSTANCE).unwrap());
         let paused = with_death(ask_pause(client, &sandbox), moment, death).await;
         assert_eq!(paused.status, 204, "pause, {moment} ms: {}", paused.text());
@@ -131,6 +132,7 @@ async fn block_service(client: &Client) {
             kill_when_it_answers(client, &sandbox).await;
         }
         client.until_local(&sandbox).await.unwrap();
+        block_service_is_there().await;
         let resumed = with_death(ask_resume(client, &sandbox), moment, || {
             kill(block_server_of(INSTANCE).unwrap());
         })
@@ -139,6 +141,15 @@ async fn block_service(client: &Client) {
         assert_eq!(value(client, &sandbox).await, round, "{moment} ms");
     }
     assert!(client.kill(&sandbox).await.unwrap());
+}
+
+/// It may just be away since it was killed last: what is known of a sandbox can be told without it.
+async fn block_service_is_there() {
+    let asked = Instant::now();
+    while let Err(error) = block_server_of(INSTANCE) {
+        assert!(asked.elapsed() < PATIENCE, "{error:#}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// It may just be away.
