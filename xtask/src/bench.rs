@@ -30,6 +30,8 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for a standby to be refilled before a create is made anyway.
 const REFILL_LIMIT: Duration = Duration::from_secs(20);
+/// How long sandboxes live at most: many of them, on few processors, take their time.
+const LIFE_SECONDS: u64 = 3600;
 /// How often is asked whether it is.
 const REFILL_POLL: Duration = Duration::from_millis(50);
 
@@ -206,8 +208,8 @@ async fn timed_create(client: &mut Client, samples: &mut Samples) -> Result<Stri
 }
 
 async fn post_sandbox(client: &mut Client) -> Result<Answer> {
-    let answer =
-        client.api(Method::POST, "/v2/sandboxes", &json!({ "templateID": "base", "timeout": 300 })).await?;
+    let body = json!({ "templateID": "base", "timeout": LIFE_SECONDS });
+    let answer = client.api(Method::POST, "/v2/sandboxes", &body).await?;
     if answer.status != http::StatusCode::CREATED {
         bail!("a create was answered with {}: {}", answer.status, String::from_utf8_lossy(&answer.body));
     }

@@ -49,6 +49,7 @@ pub(crate) fn ensure(directories: &Directories) -> Result<(), ExportError> {
         log: log.map_err(failed("open the log of"))?,
         inherit: &[],
         oom_score_adj: None,
+        huge_pages: true,
         cgroup: None,
         isolation: Isolation::default(),
     };

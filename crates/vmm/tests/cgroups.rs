@@ -256,6 +256,7 @@ async fn a_detached_process_is_born_in_the_group() {
         log: log.reopen().unwrap(),
         inherit: &[],
         oom_score_adj: None,
+        huge_pages: true,
         cgroup: Some(group.as_fd()),
         isolation: Isolation::default(),
     };

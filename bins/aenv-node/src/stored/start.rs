@@ -69,6 +69,7 @@ impl Service {
             inherit: &[],
             // It sets its own.
             oom_score_adj: None,
+            huge_pages: true,
             cgroup: None,
             isolation: Isolation::default(),
         };

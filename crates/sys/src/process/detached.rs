@@ -4,7 +4,7 @@
 //! ```text
 //! parent: prepare texts ─▶ clone3 ─▶ read pipe: closed by exec ─▶ done
 //!                             │         └───── step and error ──▶ reap, tell
-//! child:  session ─▶ network ─▶ oom score ─▶ streams ─▶ mounts ─▶ directory ─▶ limits, user, capabilities ─▶ exec
+//! child:  session ─▶ network ─▶ oom score, page size ─▶ streams ─▶ mounts ─▶ directory ─▶ limits, user, capabilities ─▶ exec
 //! ```
 //!
 //! Owns nothing. Between clone and exec the child only makes system calls on memory prepared before: other threads of the
@@ -39,6 +39,8 @@ pub struct Detached<'a> {
     pub inherit: &'a [BorrowedFd<'a>],
     /// Preference of the host's OOM killer, -1000 to 1000; the caller's when absent.
     pub oom_score_adj: Option<i16>,
+    /// Whether its memory may lie in transparent huge pages, whatever else the host is set to.
+    pub huge_pages: bool,
     /// Directory of the version 2 control group it is born in; the caller's when absent.
     pub cgroup: Option<BorrowedFd<'a>>,
     /// What it is cut off from.
@@ -52,6 +54,7 @@ enum Stage {
     Session = 1,
     Network,
     OomScore,
+    PageSize,
     Streams,
     Mounts,
     Directory,
@@ -61,10 +64,11 @@ enum Stage {
 
 impl Stage {
     fn describe(byte: u8) -> &'static str {
-        const ALL: [(Stage, &str); 8] = [
+        const ALL: [(Stage, &str); 9] = [
             (Stage::Session, "make a session"),
             (Stage::Network, "enter the network namespace"),
             (Stage::OomScore, "set the OOM score"),
+            (Stage::PageSize, "keep it out of huge pages"),
             (Stage::Streams, "set up the standard streams"),
             (Stage::Mounts, "set up the jail's mounts"),
             (Stage::Directory, "enter the working directory"),
@@ -106,6 +110,13 @@ impl Detached<'_> {
     }
 }
 
+/// Stays so across the execution of a program, and for what that starts (`prctl(2)`).
+fn refuse_huge_pages() -> Result<(), Errno> {
+    // SAFETY: sets an attribute of this process, without any memory of it.
+    let set = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+    if set == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
 fn reap(process: &OwnedFd) -> io::Result<()> {
     loop {
         match rustix::process::waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED) {
@@ -127,6 +138,7 @@ struct Child {
     input: File,
     inherit: Vec<RawFd>,
     oom_score: Option<String>,
+    huge_pages: bool,
     isolation: PreparedIsolation,
     pid_namespace: bool,
 }
@@ -164,6 +176,7 @@ impl Child {
             input: File::open("/dev/null")?,
             inherit: what.inherit.iter().map(AsRawFd::as_raw_fd).collect(),
             oom_score: what.oom_score_adj.map(|score| score.to_string()),
+            huge_pages: what.huge_pages,
             isolation: PreparedIsolation::new(&what.isolation)?,
             pid_namespace: what.isolation.pid_namespace,
         })
@@ -244,6 +257,9 @@ impl Child {
         }
         if let Some(score) = &self.oom_score {
             set_oom_score(score).map_err(at(Stage::OomScore))?;
+        }
+        if !self.huge_pages {
+            refuse_huge_pages().map_err(at(Stage::PageSize))?;
         }
         self.connect_streams().map_err(at(Stage::Streams))?;
         self.isolation.change_mounts().map_err(at(Stage::Mounts))?;

@@ -19,6 +19,7 @@ fn spawn(directory: &Path, arg0: &str, script: &str, inherit: &[BorrowedFd<'_>])
         log,
         inherit,
         oom_score_adj,
+        huge_pages: false,
         cgroup: None,
         isolation,
     }
@@ -43,14 +44,19 @@ fn argument_lists_are_split() {
 #[tokio::test]
 async fn spawned_process_is_detached_and_reports_its_exit() {
     let directory = tempfile::tempdir().unwrap();
-    let process = spawn(directory.path(), "sh", "pwd; cat /proc/self/oom_score_adj; exit 7", &[]);
+    let process = spawn(
+        directory.path(),
+        "sh",
+        "pwd; cat /proc/self/oom_score_adj; grep THP_enabled /proc/self/status; exit 7",
+        &[],
+    );
     process.exited().await.unwrap();
     assert!(process.has_exited().unwrap());
     assert_eq!(process.reap().unwrap(), Some(Ended::Exited(7)));
     assert_eq!(process.reap().unwrap(), None);
     process.kill().unwrap();
     let log = std::fs::read_to_string(directory.path().join("log")).unwrap();
-    assert_eq!(log, format!("{}\n500\n", directory.path().display()));
+    assert_eq!(log, format!("{}\n500\nTHP_enabled:\t0\n", directory.path().display()));
 }
 
 #[tokio::test]

@@ -222,6 +222,8 @@ impl Plan {
             log: output,
             inherit: &[],
             oom_score_adj: Some(driver.settings.oom_score_adj),
+            // So that a capture is told of pages that were written, not of huge ones.
+            huge_pages: false,
             // Jailer and Firecracker stay in what they are born in.
             cgroup: confined.descriptor(),
             isolation: Isolation {

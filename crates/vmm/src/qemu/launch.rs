@@ -274,6 +274,7 @@ impl Plan {
             log: output,
             inherit: &inherited,
             oom_score_adj: Some(driver.settings.oom_score_adj),
+            huge_pages: true,
             cgroup: confined.descriptor(),
             isolation: jail.isolation(),
         };

@@ -2,7 +2,7 @@
 //! KVM, as in the nested machine; elsewhere each test prints a line and does nothing.
 
 use super::host::{self, Host, Kind, Slot};
-use super::{PATIENCE, booted, captured, killed, milliseconds};
+use super::{PATIENCE, booted, captured, killed, milliseconds, restored};
 use aenv_vmm::RateLimits;
 use aenv_vmm::firecracker::{CpuTemplate, Settings};
 use aenv_vmm::{CaptureBase, ExitCause, VmmError};
@@ -204,5 +204,57 @@ async fn an_adopted_vm_is_captured_as_what_it_was_started_from_and_what_is_kept_
     assert_eq!(host.different_pages(&composed, &whole.memory), [0; 0]);
     killed(&*machine, &slot).await;
     assert!(!host::process_exists(record.pid));
+    host.leaves_nothing();
+}
+
+/// Frames are received while the guest runs, is being stopped and is captured. Firecracker's own whole capture is the judge.
+#[tokio::test(flavor = "multi_thread")]
+async fn captures_laid_over_one_another_have_every_frame_that_was_received() {
+    if !is_chosen() {
+        return;
+    }
+    let host = Host::new("r").await;
+    let origin = host.slot("origin");
+    let machine = booted(&host, &origin).await;
+    let image = captured(&host, &*machine, "image").await;
+    killed(&*machine, &origin).await;
+    let slot = host.slot_with_disk("child", &origin);
+    let machine = restored(&host, &slot, &image).await;
+    let sender = slot.send_datagrams();
+    let mut chain = vec![(CaptureBase::Nothing, image)];
+    let mut unlogged = Vec::new();
+    for name in ["one", "two", "three", "four"] {
+        slot.answer(PATIENCE);
+        machine.stop().await.unwrap();
+        let files = host.capture_files(name);
+        let report = machine.capture_changes(&files).await.unwrap();
+        println!("changes {name}: {report:?}");
+        let expected = if name == "one" { CaptureBase::Start } else { CaptureBase::PreviousCapture };
+        assert_eq!(report.base, expected, "{report:?}");
+        machine.confirm_capture(&files).await.unwrap();
+        chain.push((report.base, files));
+        unlogged.push(report.unlogged_pages);
+        machine.resume().await.unwrap();
+    }
+    slot.answer(PATIENCE);
+    machine.stop().await.unwrap();
+    let last = host.capture_files("last");
+    let report = machine.capture_changes(&last).await.unwrap();
+    println!("changes last: {report:?}");
+    unlogged.push(report.unlogged_pages);
+    chain.push((report.base, last.clone()));
+    assert!(unlogged[0] == 0 && unlogged.iter().any(|pages| *pages > 0), "nothing was found: {unlogged:?}");
+    // Still sent to: what stands still takes nothing.
+    let whole = captured(&host, &*machine, "whole").await;
+    drop(sender);
+    let composed = host.capture_files("composed");
+    host.compose(&chain, &composed.memory);
+    assert_eq!(host.different_pages(&composed.memory, &whole.memory), [0; 0]);
+    killed(&*machine, &slot).await;
+
+    std::fs::copy(&last.state, &composed.state).unwrap();
+    let next = host.slot_with_disk("next", &slot);
+    let machine = restored(&host, &next, &composed).await;
+    killed(&*machine, &next).await;
     host.leaves_nothing();
 }

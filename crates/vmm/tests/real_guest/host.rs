@@ -12,12 +12,12 @@ use aenv_vmm::{BootSource, CaptureBase, CaptureFiles, MachineSpec, Placement, Vm
 use std::fs::{File, OpenOptions};
 use std::hash::{DefaultHasher, Hasher};
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Port of the guest daemon.
@@ -428,10 +428,42 @@ impl Slot {
         started.elapsed().as_secs_f64() * 1e3
     }
 
+    /// Sends the guest datagrams, each with other content, until the sender is dropped.
+    pub(crate) fn send_datagrams(&self) -> Sender {
+        let bind = || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        let socket = self.namespace.run(bind).unwrap();
+        let goes_on = Arc::new(AtomicBool::new(true));
+        let asked = Arc::clone(&goes_on);
+        let send = move || {
+            for number in 0_u64.. {
+                if !asked.load(Ordering::Relaxed) {
+                    break;
+                }
+                // Refused, when what the guest answered is met; lost, when its card's queue is full.
+                _ = socket.send_to(&number.to_le_bytes().repeat(170), (ENVD.ip(), 9));
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        Sender { goes_on, thread: Some(std::thread::spawn(send)) }
+    }
+
     /// Starts a shell in the guest and returns what is said of it until it ends, or until nothing is said for so long.
     pub(crate) fn shell(&self, script: &str, patience: Duration) -> String {
         let said = self.namespace.run(|| run_shell(script, patience)).unwrap();
         said.unwrap_or_else(|error| format!("(connection lost: {error})"))
+    }
+}
+
+/// A thread that sends.
+pub(crate) struct Sender {
+    goes_on: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.goes_on.store(false, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
     }
 }
 

@@ -22,7 +22,7 @@ pub(super) struct Report {
     pub(super) curve: Vec<Point>,
     pub(super) crowds: Vec<Crowd>,
     pub(super) cycles: Option<Cycles>,
-    /// The same without AENV: `whole pause`, `eager copy`, `boot`.
+    /// The same without AENV: `whole pause`, `eager copy`, `boot`, and QEMU's own `savevm` and `loadvm`.
     pub(super) baseline: naive::Ways,
 }
 
@@ -265,8 +265,16 @@ impl Report {
             self.pause.iter().map(|(name, own)| (format!("pause, {name}"), &own.answer)).collect();
         let resumes: Vec<_> =
             self.resume.iter().map(|(tier, own)| (format!("resume, {tier}"), &own.answer)).collect();
-        let ways = [("whole pause", &pauses), ("eager copy", &resumes), ("boot", &resumes)];
-        ways.map(|(way, ours)| naive::ratios(&of(way), ours)).join("\n")
+        let ways = [
+            ("whole pause", &pauses),
+            ("savevm", &pauses),
+            ("eager copy", &resumes),
+            ("loadvm", &resumes),
+            ("boot", &resumes),
+        ];
+        let was_measured = |(way, _): &(&str, _)| self.baseline.contains_key(*way);
+        let tables = ways.into_iter().filter(was_measured).map(|(way, ours)| naive::ratios(&of(way), ours));
+        tables.collect::<Vec<_>>().join("\n")
     }
 
     fn curve_table(&self) -> String {

@@ -15,6 +15,7 @@ async fn printed(shell: &str, script: &str, isolation: Isolation) -> (String, Op
         log: File::create(&log_path).unwrap(),
         inherit: &[],
         oom_score_adj: None,
+        huge_pages: true,
         cgroup: None,
         isolation,
     };
@@ -138,6 +139,7 @@ async fn a_failed_start_says_which_step_failed_and_leaves_no_process() {
             log: File::create(directory.path().join("log")).unwrap(),
             inherit: &[],
             oom_score_adj: None,
+            huge_pages: true,
             cgroup: None,
             isolation,
         };

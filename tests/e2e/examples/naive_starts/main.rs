@@ -5,14 +5,22 @@
 //! boot          copy of the disk, boot, first answer of the guest daemon
 //! eager copy    full copy of memory image and disk, new VMM, load, resume, first answer
 //! whole pause   stop, whole memory written, full copy of the disk; of a guest that was made by an eager copy
+//! savevm        QEMU's own pause: memory, devices and disk into one qcow2 file; where `qemu-img` is installed
+//! loadvm        QEMU's own resume from it, first answer
 //! shared        disk that shares blocks, memory image mapped privately, new VMM, load, resume, first answer
 //! shared, warm  the same, counted from the load on: the VMM was started before
 //! ```
 //!
 //! Prints one JSON object: milliseconds of every run, by way. Owns the VMs and networks it makes (instance `n`), and removes
 //! them. Settings come from the environment: AENV_DRIVER (`qemu`, `firecracker`, `auto`), AENV_GUEST_DIR, AENV_BENCH_DIR (a directory on a
-//! file system with reflinks), AENV_BENCH_RUNS, AENV_BENCH_OF (`create`: all but the whole pause; `pause`: it, the eager copy and the boot).
-#![expect(clippy::print_stdout, reason = "the result of the program")]
+//! file system with reflinks), AENV_BENCH_RUNS, AENV_BENCH_OF (`create`: all but the whole pause; `pause`: it, `savevm`, the eager copy and the boot).
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "the result of the program, and what it leaves out"
+)]
+
+mod internal_snapshots;
 
 use aenv_network::{LinuxSlots, Slot, SlotSettings, Slots as _};
 use aenv_vmm::firecracker::{self, FirecrackerDriver};
@@ -48,6 +56,9 @@ struct Started {
     slot: Slot,
     directory: PathBuf,
 }
+
+/// Milliseconds of every run, by way.
+type Times = BTreeMap<&'static str, Vec<f64>>;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Copies {
@@ -101,7 +112,17 @@ async fn main() -> Result<()> {
         directory: directory.clone(),
     };
     copy(&guest.join("base-rootfs.ext4"), &bench.base_disk, Copies::Full)?;
-    let times = bench.measure(runs, of_pause).await;
+    let mut times = bench.measure(runs, of_pause).await;
+    if let Ok(times) = &mut times
+        && of_pause
+        && driver == "qemu"
+    {
+        if internal_snapshots::is_possible() {
+            bench.internal_snapshots(runs, if kvm { "kvm" } else { "tcg" }, times).await?;
+        } else {
+            eprintln!("savevm and loadvm are left out: install qemu-utils");
+        }
+    }
     // A run that failed half-way left its VM.
     aenv_vmm::end_strays("n-", &[]).await?;
     bench.slots.shutdown().await?;
@@ -112,8 +133,8 @@ async fn main() -> Result<()> {
 }
 
 impl Bench {
-    async fn measure(&self, runs: usize, of_pause: bool) -> Result<BTreeMap<&'static str, Vec<f64>>> {
-        let mut times: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
+    async fn measure(&self, runs: usize, of_pause: bool) -> Result<Times> {
+        let mut times = Times::new();
         let mut note = |way, time: Duration| times.entry(way).or_default().push(time.as_secs_f64() * 1e3);
         let capture = self.capture().await?;
         for _ in 0..runs {
@@ -143,6 +164,24 @@ impl Bench {
             }
         }
         Ok(times)
+    }
+
+    async fn internal_snapshots(&self, runs: usize, accelerator: &str, times: &mut Times) -> Result<()> {
+        let files = internal_snapshots::Files {
+            kernel: &self.boot.kernel,
+            initramfs: &self.boot.initramfs,
+            base_disk: &self.base_disk,
+            directory: &self.directory.join("own"),
+        };
+        let mut qemu =
+            internal_snapshots::Qemu::boot(&files, SPEC.memory_mib, SPEC.vcpus, accelerator).await?;
+        for _ in 0..runs {
+            tokio::time::sleep(SETTLE).await;
+            for (way, time) in [("savevm", qemu.save().await?), ("loadvm", qemu.load().await?)] {
+                times.entry(way).or_default().push(time.as_secs_f64() * 1e3);
+            }
+        }
+        qemu.end().await
     }
 
     /// How long it takes to stop a guest and to write all of it to files, which go with the VM's directory.
