@@ -40,6 +40,10 @@ def test_a_paused_sandbox_goes_on_where_it_was_when_it_is_connected_to(make, run
     assert sandbox.pause() is True
     assert sandbox.pause() is False
     assert sandbox.is_running() is False
+    with pytest.raises(SandboxException, match="paused"):
+        sandbox.files.read("kept")
+    with pytest.raises(SandboxException):
+        sandbox.commands.run("true")
     info = sandbox.get_info()
     assert (info.state, info.metadata["purpose"]) == (SandboxState.PAUSED, "pause")
     assert sandbox.sandbox_id in listed(SandboxState.PAUSED, run_label)

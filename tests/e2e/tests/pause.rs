@@ -230,7 +230,7 @@ async fn a_web_socket_wakes_what_was_paused_under_it() {
         })
     };
     client.pause(&sandbox, &json!({ "memory": false })).await.unwrap();
-    assert_eq!(refused.await.unwrap().unwrap(), [Some(StatusCode::BAD_GATEWAY); 10]);
+    assert_eq!(refused.await.unwrap().unwrap(), [Some(StatusCode::CONFLICT); 10]);
     assert_eq!(client.detail(&sandbox).await.unwrap()["state"], "paused");
     assert!(client.kill(&sandbox).await.unwrap());
 }

@@ -39,6 +39,9 @@ use tokio_util::sync::CancellationToken;
 use upstream::Upstreams;
 use wake::Wakes;
 
+/// Where the guest daemon says that it is there.
+const HEALTH: &str = "/health";
+
 /// Forwards requests into sandboxes. Owns the kept connections.
 pub struct Proxy {
     routes: Arc<dyn RouteTable>,
@@ -78,7 +81,12 @@ impl Proxy {
         from: SocketAddr,
     ) -> Result<Response<Body>, Refusal> {
         let target = self.resolve(to, &request)?;
-        let route = self.wakes.route(&*self.routes, &target.id).await?;
+        let asks_for_health = target.port == ENVD_PORT && request.uri().path() == HEALTH;
+        let route = match self.wakes.route(&*self.routes, &target.id).await {
+            // How E2B's clients find out whether a sandbox runs: this text means that it does not.
+            Err(Refusal::Paused(id)) if asks_for_health => return Err(Refusal::NotFound(id)),
+            route => route?,
+        };
         let upstream = self.upstreams.of(&route);
         let permit = upstream.admit().ok_or_else(|| Refusal::TooManyRequests(target.id.clone()))?;
         let exchange = forward::Exchange { route, target, upstream, permit, from, stop: self.stop.clone() };
@@ -94,7 +102,11 @@ impl Proxy {
 
     /// Why a sandbox that had a route gave no answer: only a sandbox that will not come back is "not found".
     fn went_away(&self, id: SandboxId) -> Refusal {
-        if self.routes.may_wake(&id) { Refusal::Transitioning(id) } else { Refusal::NotFound(id) }
+        if self.routes.may_wake(&id) {
+            Refusal::Transitioning(id)
+        } else {
+            wake::without_route(&*self.routes, id)
+        }
     }
 
     /// Which port of which sandbox is meant, if anybody may talk to it.
@@ -113,7 +125,8 @@ impl Proxy {
         // Speaks no HTTP and exists for the node alone: no reason to wake anybody.
         if target.port == RELAY_PORT {
             let runs = self.routes.route(&target.id).is_some();
-            return Err(if runs { Refusal::PortClosed(target) } else { Refusal::NotFound(target.id) });
+            let without = |id| wake::without_route(&*self.routes, id);
+            return Err(if runs { Refusal::PortClosed(target) } else { without(target.id) });
         }
         Ok(target)
     }

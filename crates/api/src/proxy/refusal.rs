@@ -34,6 +34,8 @@ pub(crate) enum Refusal {
     TooManyRequests(SandboxId),
     /// No running sandbox made this signature.
     UnknownSignature,
+    /// The sandbox is paused, and traffic is not to wake it.
+    Paused(SandboxId),
     /// The sandbox is just being paused, or resumed.
     Transitioning(SandboxId),
     /// The sandbox is still being resumed after the longest wait.
@@ -143,6 +145,11 @@ impl Refusal {
                 StatusCode::TOO_MANY_REQUESTS,
                 id,
                 "Too many requests to this sandbox are under way; wait for some to end",
+            ),
+            Self::Paused(id) => sandbox(
+                StatusCode::CONFLICT,
+                id,
+                "The sandbox is paused: resume it (Sandbox.connect, aenv resume) before it is talked to",
             ),
             Self::Transitioning(id) => sandbox(
                 StatusCode::CONFLICT,

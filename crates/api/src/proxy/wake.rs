@@ -5,6 +5,7 @@
 //!         └─▶ none, but it may be woken ─▶ wake, begun or joined ─▶ a route ─▶ forwarded
 //!                                            ├ 15 s passed ────────────────▶ 503; the wake goes on
 //!                                            └ refused ────────────────────▶ 409, 502 or 503
+//!         └─▶ none, paused and not to be woken ─────────────────────────────▶ 409; the daemon's health: 502
 //! ```
 //! A caller that hangs up stops nothing. Owns the wakes under way, and nothing else.
 
@@ -39,7 +40,9 @@ pub trait RouteTable: Send + Sync + 'static {
     fn signers(&self) -> Vec<Signer>;
     /// Whether a sandbox is paused, or just being paused, and traffic may wake it then.
     fn may_wake(&self, id: &SandboxId) -> bool;
-    /// Resumes such a sandbox. Dropping the future need not stop that.
+    /// Whether a sandbox is paused.
+    fn is_paused(&self, id: &SandboxId) -> bool;
+    /// Resumes one that traffic may wake. Dropping the future need not stop that.
     fn wake(&self, id: &SandboxId) -> BoxFuture<'static, Result<(), Error>>;
 }
 
@@ -58,6 +61,10 @@ impl RouteTable for Orchestrator {
 
     fn may_wake(&self, id: &SandboxId) -> bool {
         self.get(id).is_ok_and(|view| view.woken_by_traffic)
+    }
+
+    fn is_paused(&self, id: &SandboxId) -> bool {
+        self.get(id).is_ok_and(|view| view.state == SandboxState::Paused)
     }
 
     fn wake(&self, id: &SandboxId) -> BoxFuture<'static, Result<(), Error>> {
@@ -98,12 +105,12 @@ impl Wakes {
         if routes.may_wake(id) {
             match tokio::time::timeout(WAKE_LIMIT, self.join(routes, id)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => return Err(refusal(id, &error)),
+                Ok(Err(error)) => return Err(refusal(routes, id, &error)),
                 Err(_) => return Err(Refusal::Waking(id.clone())),
             }
         }
         // Without a wake too: another request's may have ended a moment ago.
-        routes.route(id).ok_or_else(|| Refusal::NotFound(id.clone()))
+        routes.route(id).ok_or_else(|| without_route(routes, id.clone()))
     }
 
     fn join(&self, routes: &dyn RouteTable, id: &SandboxId) -> Wake {
@@ -126,12 +133,18 @@ impl Wakes {
     }
 }
 
+/// What the caller is told of a sandbox that cannot be reached and is not woken.
+pub(super) fn without_route(routes: &dyn RouteTable, id: SandboxId) -> Refusal {
+    if routes.is_paused(&id) { Refusal::Paused(id) } else { Refusal::NotFound(id) }
+}
+
 /// What the caller is told when a sandbox could not be woken.
-fn refusal(id: &SandboxId, error: &Error) -> Refusal {
+fn refusal(routes: &dyn RouteTable, id: &SandboxId, error: &Error) -> Refusal {
     let id = id.clone();
     match error {
-        // The last: it was just being paused, and sleeps for traffic now as if it were not there.
-        Error::SandboxNotFound(_) | Error::SandboxLost { .. } | Error::IsPaused(_) => Refusal::NotFound(id),
+        Error::SandboxNotFound(_) | Error::SandboxLost { .. } => Refusal::NotFound(id),
+        // It was just being paused, and is not woken by traffic then.
+        Error::IsPaused(_) => without_route(routes, id),
         Error::Transitioning(_) => Refusal::Transitioning(id),
         Error::NoCapacity(_) | Error::ShuttingDown | Error::TemplateNotReady { .. } => {
             Refusal::Busy { id, reason: error.to_string() }

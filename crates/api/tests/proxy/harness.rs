@@ -14,7 +14,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use http::{HeaderMap, StatusCode};
 use hyper_util::rt::TokioIo;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,6 +37,8 @@ pub(crate) struct Table(Arc<Sandboxes>);
 struct Sandboxes {
     running: Mutex<Vec<Route>>,
     asleep: Mutex<HashMap<SandboxId, Asleep>>,
+    /// Paused ones that traffic may not wake.
+    paused: Mutex<HashSet<SandboxId>>,
     wakes: AtomicUsize,
 }
 
@@ -60,6 +62,9 @@ impl RouteTable for Table {
     }
     fn may_wake(&self, id: &SandboxId) -> bool {
         self.0.asleep.lock().unwrap().contains_key(id)
+    }
+    fn is_paused(&self, id: &SandboxId) -> bool {
+        self.may_wake(id) || self.0.paused.lock().unwrap().contains(id)
     }
     fn wake(&self, id: &SandboxId) -> BoxFuture<'static, Result<(), Error>> {
         self.0.wakes.fetch_add(1, Ordering::SeqCst);
@@ -135,6 +140,11 @@ impl Harness {
     /// Adds a paused sandbox that cannot be woken.
     pub(crate) fn put_to_sleep_for_good(&self, id: &str, error: Error) {
         self.sleep(id, Err(error)).cancel();
+    }
+
+    /// Adds a paused sandbox that traffic may not wake.
+    pub(crate) fn pause(&self, id: &str) {
+        self.table.0.paused.lock().unwrap().insert(id.parse().unwrap());
     }
 
     fn sleep(&self, id: &str, outcome: Result<Route, Error>) -> CancellationToken {

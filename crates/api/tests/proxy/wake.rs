@@ -72,6 +72,24 @@ async fn what_the_guest_never_gets_wakes_nobody() {
         assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
     }
     let answer = harness.exchange("GET /", &aim("ione", 49982)).await;
+    assert!(answer.contains("The sandbox is paused"), "{answer}");
+    assert_eq!(harness.wakes(), 0);
+}
+
+#[tokio::test]
+async fn one_that_may_not_be_woken_is_told_as_paused_and_by_its_health_as_not_running() {
+    let harness = Harness::start().await;
+    harness.pause("ione");
+    for (request, port) in
+        [("POST /process.Process/Start", ENVD_PORT), ("GET /files", ENVD_PORT), ("GET /health", PROGRAM)]
+    {
+        let answer = harness.exchange(request, &aim("ione", port)).await;
+        assert!(answer.starts_with("HTTP/1.1 409"), "{answer}");
+        assert!(answer.to_ascii_lowercase().contains("should-retry: false"), "{answer}");
+        assert!(answer.contains("The sandbox is paused: resume it"), "{answer}");
+    }
+    let answer = harness.exchange("GET /health", &aim("ione", ENVD_PORT)).await;
+    assert!(answer.starts_with("HTTP/1.1 502"), "{answer}");
     assert!(answer.contains("The sandbox was not found"), "{answer}");
     assert_eq!(harness.wakes(), 0);
 }

@@ -35,7 +35,6 @@ fn count(world: &World, wanted: Operation) -> usize {
     world.host.log().into_iter().filter(|call| *call == wanted).count()
 }
 
-/// F-1, F-3, F-5.
 #[tokio::test]
 async fn everything_written_is_there_after_every_one_of_many_pauses() {
     for (keeps_log, cold) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -147,7 +146,6 @@ async fn what_a_paused_sandbox_refuses_and_allows() {
     node.shutdown().await;
 }
 
-/// F-11.
 #[tokio::test]
 async fn a_paused_sandbox_can_be_killed_without_a_resume() {
     for release in [false, true] {
@@ -291,7 +289,6 @@ async fn a_paused_sandbox_is_not_lost_with_the_vmm_that_stands_by() {
     node.shutdown().await;
 }
 
-/// F-7.
 #[tokio::test]
 async fn resumes_at_once_are_served_by_one() {
     let world = World::prepared().await;
@@ -317,7 +314,6 @@ async fn resumes_at_once_are_served_by_one() {
     node.shutdown().await;
 }
 
-/// F-6.
 #[tokio::test]
 async fn a_pause_followed_at_once_by_a_resume_is_never_stuck() {
     let world = World::prepared().await;
@@ -398,7 +394,6 @@ async fn while_it_is_being_paused_it_tells_whether_traffic_will_wake_it() {
     }
 }
 
-/// F-2.
 #[tokio::test]
 async fn the_end_of_its_time_pauses_a_sandbox_that_is_to_be_kept() {
     let world = World::prepared().await;
