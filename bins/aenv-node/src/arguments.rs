@@ -198,6 +198,10 @@ pub(crate) struct ServeOptions {
     /// Seconds that the stopped VMM of a paused sandbox is kept, so that a resume only has to let it run; 0 keeps none
     #[arg(long, env = "AENV_HOT_SECONDS", default_value_t = 600)]
     pub(crate) hot_seconds: u32,
+    /// MiB of memory changed since a VMM was started beyond which a pause does not keep it: where a pause has to look at all of
+    /// that again, the next one is short again, and the resume between them is a cold one
+    #[arg(long, env = "AENV_FRESH_AFTER_MIB", default_value_t = 256)]
+    pub(crate) fresh_after_mib: u32,
     /// Sandboxes that may be starting cold at once; by default one more than there are processors
     #[arg(long, env = "AENV_MAX_STARTING")]
     pub(crate) max_starting: Option<usize>,

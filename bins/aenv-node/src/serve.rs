@@ -162,6 +162,7 @@ fn orchestrator_settings(
     settings.deadlines.queue = Duration::from_secs(u64::from(options.start_wait_seconds));
     settings.max_timeout = max_timeout(options);
     settings.hot_for = Duration::from_secs(u64::from(options.hot_seconds));
+    settings.fresh_after_bytes = u64::from(options.fresh_after_mib) << 20;
     settings.min_free_bytes = options.min_free_mib.saturating_mul(1 << 20);
     Ok(settings)
 }
