@@ -6,8 +6,8 @@
 
 use super::copy::{clone_blocking, copy_extents, failed};
 use super::{
-    Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, Needed, SaveName, SealedDisk,
-    SnapshotParts,
+    Base, CaptureName, Disks, ListSnapshots, MemoryChain, MemoryLayer, MemoryParts, Needed, SaveName,
+    SealedDisk, SnapshotParts,
 };
 use crate::data_dir::DataDir;
 use crate::settings::{DiskCopies, StartError};
@@ -212,7 +212,7 @@ impl Disks for ReflinkDisks {
     }
 
     /// Snapshots go with their directories.
-    async fn collect(&self, needed: &Needed) -> Result<Collected, Cause> {
+    async fn collect(&self, needed: &Needed, _: &ListSnapshots<'_>) -> Result<Collected, Cause> {
         let (directory, images) = (self.dir.layers(), needed.images.clone());
         blocking(move || {
             let mut collected = Collected::default();
@@ -427,7 +427,7 @@ mod tests {
             std::fs::write(path, "x").unwrap();
         }
         let removed = disks
-            .collect(&Needed { images: BTreeSet::from([used.clone()]), ..Needed::default() })
+            .collect(&Needed { images: BTreeSet::from([used.clone()]), ..Needed::default() }, &BTreeSet::new)
             .await
             .unwrap();
         assert_eq!((removed.layers, removed.captures, removed.directories), (1, 0, 0));
