@@ -171,9 +171,12 @@ impl Disks for ReflinkDisks {
         blocking(move || {
             std::fs::create_dir_all(&directory).map_err(|error| failed("make", &directory, error))?;
             let copy = |from: &Path, name: &str| {
-                let to = directory.join(name);
-                remove(&to)?;
-                clone_blocking(from, &to, copies)?;
+                let (to, new) = (directory.join(name), directory.join(format!(".{name}.new")));
+                remove(&new)?;
+                clone_blocking(from, &new, copies)?;
+                sync(&new)?;
+                // Whole, or as it was: what is copied again may be what was copied before.
+                std::fs::rename(&new, &to).map_err(|error| failed("rename", &new, error))?;
                 sync(&to)?;
                 Ok(to)
             };
