@@ -12,8 +12,8 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Where the hierarchy of control groups is mounted.
@@ -33,13 +33,20 @@ pub(crate) struct Freezer {
     hierarchy: Arc<Path>,
     /// Odd while programs are held.
     turns: Arc<AtomicU64>,
+    /// Held while flags are written: a greeting that comes in the middle of a freeze comes after all of it.
+    writing: Arc<Mutex<()>>,
     /// How long they are held when no greeting comes.
     lease: Duration,
 }
 
 impl Default for Freezer {
     fn default() -> Self {
-        Self { hierarchy: Path::new(HIERARCHY).into(), turns: Arc::default(), lease: LEASE }
+        Self {
+            hierarchy: Path::new(HIERARCHY).into(),
+            turns: Arc::default(),
+            writing: Arc::default(),
+            lease: LEASE,
+        }
     }
 }
 
@@ -50,8 +57,11 @@ impl Freezer {
     /// When the kernel has no control groups: no program is held then.
     pub(crate) fn freeze(&self) -> io::Result<bool> {
         let groups = self.groups()?;
-        self.turns.fetch_or(1, Ordering::SeqCst);
-        let written: io::Result<()> = groups.iter().try_for_each(|group| set(group, true));
+        let written: io::Result<()> = {
+            let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+            self.turns.fetch_or(1, Ordering::SeqCst);
+            groups.iter().try_for_each(|group| set(group, true))
+        };
         if let Err(error) = written {
             self.thaw();
             return Err(error);
@@ -68,8 +78,27 @@ impl Freezer {
         }
     }
 
+    /// As [`Self::freeze`], without blocking. That they go on by themselves does not depend on the caller, who may go away meanwhile.
+    ///
+    /// # Errors
+    /// As of [`Self::freeze`].
+    pub(crate) async fn hold(&self) -> io::Result<bool> {
+        let freezer = self.clone();
+        let held = tokio::spawn(async move {
+            let blocking = freezer.clone();
+            let frozen = tokio::task::spawn_blocking(move || blocking.freeze()).await;
+            freezer.thaw_later();
+            frozen
+        });
+        match held.await {
+            Ok(Ok(frozen)) => frozen,
+            Ok(Err(error)) | Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
     /// Lets all programs go on, if they are held. What cannot be thawed is logged: there is nobody to tell.
     pub(crate) fn thaw(&self) {
+        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let turn = self.turns.load(Ordering::SeqCst);
         if turn & 1 == 0
             || self.turns.compare_exchange(turn, turn + 1, Ordering::SeqCst, Ordering::SeqCst).is_err()
@@ -89,7 +118,7 @@ impl Freezer {
     }
 
     /// Lets programs go on by themselves when nobody does so in time.
-    pub(crate) fn thaw_later(&self) {
+    fn thaw_later(&self) {
         let (freezer, turn) = (self.clone(), self.turns.load(Ordering::SeqCst));
         tokio::spawn(async move {
             tokio::time::sleep(freezer.lease).await;
@@ -146,6 +175,7 @@ mod tests {
         let freezer = Freezer {
             hierarchy: directory.path().into(),
             turns: Arc::default(),
+            writing: Arc::default(),
             lease: Duration::from_millis(400),
         };
         (directory, freezer)
@@ -199,6 +229,19 @@ mod tests {
         assert!(freezer.freeze().expect("freezes"));
         freezer.thaw_later();
         assert_eq!(flags(&directory), ["1", "1"]);
+        wait_until_thawed(&directory).await;
+    }
+
+    #[tokio::test]
+    async fn what_a_caller_held_who_went_away_goes_on() {
+        // They do not stop at once: the caller goes away in the middle.
+        let (directory, freezer) = hierarchy("0");
+        assert!(tokio::time::timeout(LOOK, freezer.hold()).await.is_err());
+        let begin = Instant::now();
+        while freezer.turns.load(Ordering::SeqCst) < 2 {
+            assert!(begin.elapsed() < Duration::from_secs(20), "they are held for ever");
+            tokio::time::sleep(LOOK).await;
+        }
         wait_until_thawed(&directory).await;
     }
 

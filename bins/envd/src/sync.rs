@@ -142,14 +142,11 @@ pub(crate) async fn answer(
 
 /// Best effort: a kernel without control groups can be captured, too.
 async fn freeze(daemon: &Daemon) {
-    let freezer = daemon.freezer.clone();
-    let frozen = tokio::task::spawn_blocking(move || freezer.freeze()).await;
-    match frozen.unwrap_or_else(|error| Err(io::Error::other(error))) {
+    match daemon.freezer.hold().await {
         Ok(true) => {}
         Ok(false) => tracing::warn!("some programs are busy in the kernel and do not stand still yet"),
         Err(error) => tracing::warn!(%error, "programs cannot be held still"),
     }
-    daemon.freezer.thaw_later();
 }
 
 /// Flushes every file system with a disk, the ones mounted last first: they may lie in files of the earlier ones. All are

@@ -1,7 +1,7 @@
 //! Takes over the VM of a running sandbox from an earlier process of ours, in attempts.
 //!
 //! ```text
-//! network ─▶ VMM ─▶ vCPUs run? else resume ─▶ guest answers, and is told the time if it stood still ─▶ adopted
+//! network ─▶ VMM ─▶ vCPUs run? else resume ─▶ guest answers, and is greeted if its programs may stand still ─▶ adopted
 //!    └─────────┴────────────┴───────────┴─▶ not now: what was taken over stays, another attempt after a pause
 //!    └─ does not exist ┴─ its process is gone ─▶ lost
 //! ```

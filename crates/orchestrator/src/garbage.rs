@@ -24,13 +24,14 @@ pub(crate) async fn collect(node: &Arc<Node>) -> Result<Collected, Failure> {
     let needed = tokio::task::spawn_blocking(move || needed(&listed))
         .await
         .unwrap_or_else(|error| Err(Failure::new(STAGE, Cause::Unexpected(error.to_string()))))?;
-    let collected = node.disks.collect(&needed);
+    let snapshots = || node.snapshots.all().iter().map(|it| it.read(|record| record.id.clone())).collect();
+    let collected = node.disks.collect(&needed, &snapshots);
     timed(node.settings.deadlines.step, collected).await.0.map_err(|cause| Failure::new(STAGE, cause))
 }
 
-/// What may be used or is being made. A snapshot is in the list before anything is stored for it.
+/// What may be used or is being made.
 fn needed(node: &Node) -> Result<Needed, Failure> {
-    let Needed { mut captures, mut images, .. } = Needed::default();
+    let Needed { mut captures, mut images } = Needed::default();
     for template in &node.templates {
         let keys = template::capture_keys(&template.dir).map_err(|source| {
             let context = format!("cannot list the captures of {}", template.dir.display());
@@ -42,6 +43,5 @@ fn needed(node: &Node) -> Result<Needed, Failure> {
         let sha256 = &template.file.rootfs_sha256;
         images.extend([node.dir.image_layer(sha256), node.dir.image(sha256)]);
     }
-    let snapshots = node.snapshots.all().iter().map(|it| it.read(|record| record.id.clone())).collect();
-    Ok(Needed { captures, images, snapshots })
+    Ok(Needed { captures, images })
 }

@@ -38,6 +38,9 @@ pub(crate) const CHANGES: &str = "changes";
 /// Name of the file with the devices in the directory of a save.
 pub(crate) const STATE: &str = "state";
 
+/// How long it is waited for a guest whose programs stand still to let them go: they do so by themselves later.
+const LET_GO: Duration = Duration::from_secs(5);
+
 /// A pause to be made.
 pub(crate) struct Pausing {
     pub(crate) node: Arc<Node>,
@@ -310,15 +313,18 @@ impl Pausing {
         }
     }
 
-    /// Nothing came of it before the guest was stopped, but its programs stand still since the flush.
+    /// Nothing came of it before the guest was stopped, but its programs stand still since the flush. A kill is not held up by
+    /// that; the end of the node is, for a moment, since the guest lives on.
     async fn let_programs_go(&self) {
-        let limit = self.node.settings.deadlines.init;
-        let Ok(channel) = self.vm.channel() else { return };
-        let init = greeting::again(&self.tenancy);
-        let greeted = async { channel.init(&init, limit).await.map_err(|error| Failure::new("init", error)) };
-        // One that died does not answer, and its caller waits.
-        if let Err(failure) = self.unless_cancelled("init", self.vm.while_alive("init", greeted)).await {
-            tracing::warn!(sandbox = %self.vm.record.id, %failure, "its programs go on after a while by themselves");
+        let killed = async {
+            self.cancelled.cancelled().await;
+            if self.node.stopping.is_cancelled() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            () = let_programs_go(&self.node, &self.vm, &self.tenancy) => {}
+            () = killed => {}
         }
     }
 
@@ -332,6 +338,19 @@ impl Pausing {
             done = work => done,
             () = self.cancelled.cancelled() => Err(Failure::new(stage, Cause::Cancelled)),
         }
+    }
+}
+
+/// Greets a guest that runs, so that its programs do.
+pub(crate) async fn let_programs_go(node: &Node, vm: &Vm, tenancy: &Tenancy) {
+    let limit = node.settings.deadlines.init.min(LET_GO);
+    let greeted = async {
+        let init = greeting::again(tenancy);
+        vm.channel()?.init(&init, limit).await.map_err(|error| Failure::new("init", error))
+    };
+    // One that died does not answer.
+    if let Err(failure) = vm.while_alive("init", greeted).await {
+        tracing::warn!(sandbox = %vm.record.id, %failure, "its programs go on after a while by themselves");
     }
 }
 

@@ -43,13 +43,15 @@ impl HeldDataDir {
             std::fs::remove_dir_all(&path).map_err(|error| fail("remove", &path, &error))?;
             count += 1;
         }
-        let directory = self.dir.snapshots();
-        let mut snapshots =
-            std::fs::read_dir(&directory).map_err(|error| fail("list", &directory, &error))?;
-        if snapshots.next().is_some() {
-            let path = self.dir.journal();
-            journal::forget_vms(&path).map_err(|reason| StartError::Journal { path, reason })?;
-            return Ok(count);
+        let path = self.dir.journal();
+        // One that cannot be read is left: it may be what knows of snapshots.
+        let exists = path.try_exists().map_err(|error| fail("look for", &path, &error))?;
+        if exists {
+            let snapshots =
+                journal::forget_vms(&path).map_err(|reason| StartError::Journal { path, reason })?;
+            if snapshots > 0 {
+                return Ok(count);
+            }
         }
         for path in self.dir.journal_files() {
             match std::fs::remove_file(&path) {
@@ -73,13 +75,20 @@ mod tests {
         let held = hold_data_dir(root.path()).unwrap();
         std::fs::create_dir_all(root.path().join("sandboxes/iabc/run")).unwrap();
         std::fs::write(root.path().join("templates/kept"), "x").unwrap();
-        for path in held.dir.journal_files() {
-            std::fs::write(path, "x").unwrap();
-        }
+        assert_eq!(journal::forget_vms(&held.dir.journal()), Ok(0), "an empty one is made");
         assert_eq!(held.forget_sandboxes().unwrap(), 1);
         assert_eq!(held.forget_sandboxes().unwrap(), 0);
         assert!(root.path().join("templates/kept").exists());
         assert!(held.dir.journal_files().iter().all(|path| !path.exists()));
+    }
+
+    #[test]
+    fn a_journal_that_cannot_be_read_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let held = hold_data_dir(root.path()).unwrap();
+        std::fs::write(held.dir.journal(), "it may know of snapshots").unwrap();
+        assert!(matches!(held.forget_sandboxes(), Err(StartError::Journal { .. })));
+        assert!(held.dir.journal().exists());
     }
 
     #[test]

@@ -150,8 +150,8 @@ async fn adopt_running(node: &Node, vm: &mut Vm, tenancy: &Tenancy) -> Option<He
         vm.record.phase = Phase::Running;
         note(node, vm).await;
     }
-    // Its programs may stand still although its vCPUs run: they go on when it is greeted.
-    let held = if capturing { Held::default().of_guest_that_stood_still() } else { Held::default() };
+    // Its programs may stand still although its vCPUs run: a flush before a pause is not in the journal. They go on when it is greeted.
+    let held = Held::default().of_guest_that_stood_still();
     let Attempt { held, result } = adoption::attempt(node, &vm.record, tenancy, held).await;
     (vm.slot, vm.machine) = (held.slot.clone(), held.machine.clone());
     match result {

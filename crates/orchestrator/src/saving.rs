@@ -11,11 +11,12 @@
 //! sandbox's task. Every step may be repeated, and be given up in the middle.
 
 use crate::disks::{MemoryLayer, MemoryParts, SaveName, SnapshotParts};
+use crate::error::{Error, Shortage};
 use crate::journal::{SnapshotRecord, Step, VmRecord};
 use crate::node::Node;
 use crate::pause::GrowingPause;
 use crate::pausing::{CHANGES, STATE};
-use crate::snapshot;
+use crate::snapshot::{self, Snapshot};
 use crate::stage::{Cause, timed};
 use crate::view::{Durability, PauseMode};
 use crate::vm::file_error;
@@ -110,6 +111,10 @@ async fn hand_over(
 ) -> Result<Option<SnapshotParts>, Cause> {
     let wanted = node.snapshots.get(id).map(|snapshot| snapshot.record());
     let Some(wanted) = wanted.filter(|snapshot| !snapshot.is_deleted) else { return Ok(None) };
+    if wanted.parts.is_some() {
+        // By whoever worked on another copy of this record, and has perhaps removed since what was there to be handed over.
+        return Ok(wanted.parts);
+    }
     let save = record.saves.get(number).ok_or_else(|| gone(number))?;
     let stored = save.memory.as_ref().map(|memory| memory.chain.clone());
     let memory = stored.filter(|_| wanted.mode == PauseMode::Full);
@@ -191,10 +196,11 @@ async fn note_handed_over(
     let mut new = found.record();
     let name = new.name.clone().filter(|_| !new.is_deleted);
     let before = name.and_then(|name| node.snapshots.named(&name, id));
-    if parts.is_some() {
-        (new.parts, new.stored_bytes) = (parts, stored_bytes.unwrap_or(0));
-    } else {
-        new.is_deleted = true;
+    match parts {
+        // It has them, and what they take is known.
+        Some(_) if new.parts.is_some() => {}
+        Some(parts) => (new.parts, new.stored_bytes) = (Some(parts), stored_bytes.unwrap_or(0)),
+        None => new.is_deleted = true,
     }
     let mut changed = vec![new.clone()];
     changed.extend(before.as_ref().map(|before| SnapshotRecord { name: None, ..before.record() }));
@@ -210,11 +216,56 @@ async fn note_handed_over(
     Ok(record)
 }
 
-/// Gives all snapshots that claim a save of this VM what they are to have: before what it leaves is removed.
+/// Gives all snapshots that claim a save of this VM what they are to have: before what it leaves is removed. Those for which there
+/// is no room are withdrawn: their source would take room for ever else.
 pub(crate) async fn hand_over_all(node: &Arc<Node>, record: &mut VmRecord) -> Result<(), Cause> {
+    drop_settled_claims(node, record).await?;
     while let Some(step) = record.saves.next_claim() {
-        let taken = take(node, record, &step).await?;
+        let taken = match take(node, record, &step).await {
+            Err(cause) if cause.is_no_room() => return withdraw_all(node, record, &cause).await,
+            taken => taken?,
+        };
         *record = note(node, record, &step, taken).await?;
+    }
+    Ok(())
+}
+
+/// Drops the claims of snapshots that want nothing: they were deleted, or have all they need. The record may be older than that.
+async fn drop_settled_claims(node: &Arc<Node>, record: &mut VmRecord) -> Result<(), Cause> {
+    let claims =
+        record.saves.kept.iter().flat_map(|save| save.claims.iter().map(|id| (save.number, id.clone())));
+    for (number, id) in claims.collect::<Vec<_>>() {
+        let found = node.snapshots.get(&id);
+        let (has_parts, is_deleted) = found.map_or((false, true), |found| {
+            found.read(|snapshot| (snapshot.parts.is_some(), snapshot.is_deleted))
+        });
+        if has_parts {
+            record.saves.drop_claim(&id);
+        } else if is_deleted {
+            *record = note_handed_over(node, record.clone(), number, &id, None).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Snapshots of a VM that ends, and that cannot be stored, are none.
+async fn withdraw_all(node: &Arc<Node>, record: &mut VmRecord, cause: &Cause) -> Result<(), Cause> {
+    let mut without = record.clone();
+    let mut withdrawn = Vec::new();
+    for id in record.saves.claims() {
+        without.saves.drop_claim(id);
+        withdrawn.extend(node.snapshots.get(id));
+    }
+    without.saves.drop_unneeded(&without.present);
+    let deleted = |snapshot: &Arc<Snapshot>| SnapshotRecord { is_deleted: true, ..snapshot.record() };
+    let records: Vec<SnapshotRecord> = withdrawn.iter().map(deleted).collect();
+    node.journal.put_with_snapshots_durably(&without, &records).await?;
+    *record = without;
+    for (snapshot, record) in withdrawn.into_iter().zip(records) {
+        tracing::warn!(snapshot = %record.id, source = %record.source, error = %cause, "there is no room to store a snapshot whose source ended; it is withdrawn");
+        let reason = format!("storing snapshot {}, whose source ended: {cause}", record.id);
+        snapshot.withdraw(record, Error::NoCapacity(Shortage::Room(reason)));
+        node.tasks.spawn(snapshot::remove_when_unused(Arc::clone(node), snapshot));
     }
     Ok(())
 }

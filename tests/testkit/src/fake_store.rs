@@ -18,6 +18,7 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tables::Tables;
@@ -35,6 +36,8 @@ pub struct FakeStore {
     tables: Mutex<Tables>,
     /// How often it died.
     deaths: watch::Sender<u64>,
+    /// Its host has no room for an image.
+    is_full: AtomicBool,
 }
 
 /// What a request comes to; an error is refused.
@@ -51,6 +54,7 @@ impl FakeStore {
             socket: directory.join("stored.sock"),
             tables: Mutex::new(Tables::new(directory)),
             deaths: watch::Sender::new(0),
+            is_full: AtomicBool::new(false),
         });
         host.set_store(Arc::clone(&store));
         let (serving, host_of_store) = (Arc::clone(&store), Arc::downgrade(host));
@@ -67,6 +71,11 @@ impl FakeStore {
     /// Names of what is stored for VMs and their saves: not what belongs to captures.
     pub fn of_vms(&self) -> Vec<String> {
         self.tables().of_vms()
+    }
+
+    /// Whether it refuses images because its host has no room.
+    pub fn set_full(&self, is_full: bool) {
+        self.is_full.store(is_full, Ordering::SeqCst);
     }
 
     /// Ends it with all its connections; it is back soon.
@@ -130,6 +139,9 @@ impl FakeStore {
             (Operation::DeleteDisk, [_, name]) => {
                 tables.delete_disk(name);
                 json(&())
+            }
+            (Operation::CreateImage, _) if self.is_full.load(Ordering::SeqCst) => {
+                Err((ErrorCode::NoSpace, "the host of the fake block service is full".to_owned()))
             }
             (Operation::CreateImage, _) => json(&tables.create_image(parsed(body)?)?),
             (Operation::DeleteImage, [_, name]) => {

@@ -28,8 +28,8 @@ mod saves;
 mod snapshots;
 
 use super::{
-    Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, Needed, SaveName, SealedDisk,
-    SnapshotParts,
+    Base, CaptureName, Disks, ListSnapshots, MemoryChain, MemoryLayer, MemoryParts, Needed, SaveName,
+    SealedDisk, SnapshotParts,
 };
 use crate::error::Shortage;
 use crate::settings::StartError;
@@ -241,13 +241,14 @@ impl Disks for ServiceDisks {
         Ok(removed)
     }
 
-    async fn collect(&self, needed: &Needed) -> Result<Collected, Cause> {
+    async fn collect(&self, needed: &Needed, snapshots: &ListSnapshots<'_>) -> Result<Collected, Cause> {
         let _alone = self.writing.write().await;
         let known = needed.captures.iter().map(capture_name).collect::<Result<BTreeSet<_>, _>>()?;
         let mut removed = 0;
         let images_there = self.client.images().await?.images;
-        // Listed after the images: a disk that had a save then is gone for good if it is not there now.
+        // Both are listed after the images: a snapshot may have come to be since this was begun, and a disk that had a save then is gone for good if it is not there now.
         let disks = self.client.disks().await?.disks;
+        let snapshots = snapshots();
         let has_disk =
             |vm: &str| disks.iter().any(|it| it.name.as_str() == vm && it.state != DiskState::Kept);
         for image in images_there {
@@ -260,7 +261,7 @@ impl Disks for ServiceDisks {
                 tracing::info!(image = %image.name, "removed the disk of a capture that is gone");
                 removed += 1;
             }
-            if snapshots::snapshot_of(&image.name).is_some_and(|id| !needed.snapshots.contains(&id)) {
+            if snapshots::snapshot_of(&image.name).is_some_and(|id| !snapshots.contains(&id)) {
                 self.client.delete_image(&image.name).await?;
                 tracing::info!(image = %image.name, "removed what was stored for a snapshot that is gone");
                 removed += 1;
@@ -378,10 +379,12 @@ mod tests {
         });
         let images = BTreeSet::from([PathBuf::from("/data/storage/layers/image")]);
         let collected = disks
-            .collect(&Needed {
-                captures: BTreeSet::from([known]),
-                images,
-                snapshots: BTreeSet::from(["skept".parse().unwrap()]),
+            .collect(&Needed { captures: BTreeSet::from([known]), images }, &|| {
+                assert!(
+                    asked.lock().unwrap().iter().any(|asked| asked.contains("/v1/images")),
+                    "listed before"
+                );
+                BTreeSet::from(["skept".parse().unwrap()])
             })
             .await
             .unwrap();

@@ -226,8 +226,8 @@ pub(crate) trait Disks: Send + Sync + 'static {
     /// Removes the disks of all VMs but `keep`; returns whose.
     async fn sweep(&self, keep: &BTreeSet<SandboxId>) -> Result<Vec<String>, Cause>;
 
-    /// Removes what belongs to nothing that is `needed`. What disks are made of stays.
-    async fn collect(&self, needed: &Needed) -> Result<Collected, Cause>;
+    /// Removes what belongs to nothing that is `needed`, nor to one of the `snapshots`. What disks are made of stays.
+    async fn collect(&self, needed: &Needed, snapshots: &ListSnapshots<'_>) -> Result<Collected, Cause>;
 }
 
 /// What a collection leaves alone.
@@ -237,9 +237,10 @@ pub(crate) struct Needed {
     pub(crate) captures: BTreeSet<CaptureName>,
     /// Images of templates.
     pub(crate) images: BTreeSet<PathBuf>,
-    /// Snapshots.
-    pub(crate) snapshots: BTreeSet<TemplateId>,
 }
+
+/// Lists the snapshots that there are. To be asked after what is stored was listed: one is known before anything is stored for it.
+pub(crate) type ListSnapshots<'a> = dyn Fn() -> BTreeSet<TemplateId> + Send + Sync + 'a;
 
 /// The store that the settings ask for.
 pub(crate) fn open(settings: &DiskSettings, dir: &DataDir) -> Arc<dyn Disks> {

@@ -6,8 +6,8 @@
 
 use super::copy::{clone_blocking, copy_extents, failed};
 use super::{
-    Base, CaptureName, Disks, MemoryChain, MemoryLayer, MemoryParts, Needed, SaveName, SealedDisk,
-    SnapshotParts,
+    Base, CaptureName, Disks, ListSnapshots, MemoryChain, MemoryLayer, MemoryParts, Needed, SaveName,
+    SealedDisk, SnapshotParts,
 };
 use crate::data_dir::DataDir;
 use crate::settings::{DiskCopies, StartError};
@@ -171,9 +171,12 @@ impl Disks for ReflinkDisks {
         blocking(move || {
             std::fs::create_dir_all(&directory).map_err(|error| failed("make", &directory, error))?;
             let copy = |from: &Path, name: &str| {
-                let to = directory.join(name);
-                remove(&to)?;
-                clone_blocking(from, &to, copies)?;
+                let (to, new) = (directory.join(name), directory.join(format!(".{name}.new")));
+                remove(&new)?;
+                clone_blocking(from, &new, copies)?;
+                sync(&new)?;
+                // Whole, or as it was: what is copied again may be what was copied before.
+                std::fs::rename(&new, &to).map_err(|error| failed("rename", &new, error))?;
                 sync(&to)?;
                 Ok(to)
             };
@@ -212,7 +215,7 @@ impl Disks for ReflinkDisks {
     }
 
     /// Snapshots go with their directories.
-    async fn collect(&self, needed: &Needed) -> Result<Collected, Cause> {
+    async fn collect(&self, needed: &Needed, _: &ListSnapshots<'_>) -> Result<Collected, Cause> {
         let (directory, images) = (self.dir.layers(), needed.images.clone());
         blocking(move || {
             let mut collected = Collected::default();
@@ -427,7 +430,7 @@ mod tests {
             std::fs::write(path, "x").unwrap();
         }
         let removed = disks
-            .collect(&Needed { images: BTreeSet::from([used.clone()]), ..Needed::default() })
+            .collect(&Needed { images: BTreeSet::from([used.clone()]), ..Needed::default() }, &BTreeSet::new)
             .await
             .unwrap();
         assert_eq!((removed.layers, removed.captures, removed.directories), (1, 0, 0));

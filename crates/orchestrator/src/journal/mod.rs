@@ -214,15 +214,15 @@ impl Journal {
     }
 }
 
-/// Forgets all VMs in a journal that nobody else uses, and none of the snapshots. Blocks.
+/// Forgets all VMs in a journal that nobody else uses, and none of the snapshots; tells how many of these it knows. Blocks.
 ///
 /// # Errors
 /// What SQLite said.
-pub(crate) fn forget_vms(path: &Path) -> Result<(), String> {
+pub(crate) fn forget_vms(path: &Path) -> Result<usize, String> {
     let mut store = Store::open(path).map_err(|error| error.reason)?;
-    let forgotten = store.forget_vms().map_err(|error| error.reason);
+    let forgotten = store.forget_vms().and_then(|()| Ok(store.snapshots()?.len()));
     store.close();
-    forgotten
+    forgotten.map_err(|error| error.reason)
 }
 
 fn serve(

@@ -10,12 +10,14 @@
 //! | [`transitions`] | pauses, resumes and releases: the one under way works on a copy of the VM, which is taken over at its end |
 //! | [`snapshots`] | snapshots: taken, waited for |
 //! | [`release`] | why the VMM of a paused sandbox goes |
+//! | [`times`] | how long it may still run |
 //! | [`background`] | what is still to be done for the saves, beside all that |
 //! | [`view`] | what callers see |
 
 mod background;
 mod release;
 mod snapshots;
+mod times;
 mod transitions;
 mod view;
 
@@ -26,6 +28,7 @@ use crate::journal::{Loss, Tenancy};
 use crate::lifecycle::{Event, Phase};
 use crate::node::Node;
 use crate::pause::GrowingPause;
+use crate::pausing::let_programs_go;
 use crate::view::{OnTimeout, PauseRequest, Paused, ResumeRequest, Resumed, SandboxView};
 use crate::vm::Vm;
 use aenv_vmm::{Exit, ExitCause, Machine};
@@ -37,6 +40,7 @@ pub(crate) use snapshots::{SnapshotWish, Taken};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use times::NewTime;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -111,6 +115,8 @@ pub(crate) struct SandboxTask {
     /// Its VMM is to go when what was saved is durable, if it is still paused then.
     gives_way: bool,
     waiters: Vec<Waiter>,
+    /// Times that were asked for during a snapshot: the copy of the record that it works on would undo them.
+    postponed_times: Vec<NewTime>,
     /// Who waits for the copy of it that is being made.
     snapshotter: Option<Reply<Taken>>,
     snapshot_waiters: Vec<SnapshotWaiter>,
@@ -173,6 +179,7 @@ impl SandboxTask {
             releasers: Vec::new(),
             gives_way: false,
             waiters: Vec::new(),
+            postponed_times: Vec::new(),
             snapshotter: None,
             snapshot_waiters: Vec::new(),
             interrupted: false,
@@ -242,10 +249,14 @@ impl SandboxTask {
         {
             let is_to_run = end.snapshot.is_some() || end.result.is_err();
             let machine = end.vm.machine.as_ref().filter(|_| end.stood_still && is_to_run);
-            if let Some(machine) = machine
-                && let Err(error) = machine.resume().await
-            {
-                tracing::warn!(sandbox = %end.vm.record.id, %error, "a guest stands still until the next process adopts it");
+            match machine {
+                None => {}
+                Some(machine) => match machine.resume().await {
+                    Ok(()) => let_programs_go(&self.node, &end.vm, &end.tenancy).await,
+                    Err(error) => {
+                        tracing::warn!(sandbox = %end.vm.record.id, %error, "a guest stands still until the next process adopts it");
+                    }
+                },
             }
         }
     }
@@ -322,31 +333,10 @@ impl SandboxTask {
             Command::Resume(request, asker, reply) => self.resume(Resumer { request, asker, reply }).await,
             Command::Release(reply) => self.release(Releaser::Caller(reply)),
             Command::GiveWay(reply) => self.give_way(reply),
-            Command::SetTimeout(timeout, reply) => {
-                let result = self.change_end(timeout).await;
-                answer(reply, result);
-            }
-            Command::Extend(at_least, reply) => {
-                let result = self.extend(at_least).await;
-                answer(reply, result.map(|()| self.view()));
-            }
+            Command::SetTimeout(timeout, reply) => self.set_time(NewTime::Set(timeout, reply)).await,
+            Command::Extend(at_least, reply) => self.set_time(NewTime::Extend(at_least, reply)).await,
         }
         None
-    }
-
-    async fn change_end(&mut self, timeout: Duration) -> Result<(), Error> {
-        self.allows(Event::ChangeTime)?;
-        let (deadline, end_at) = end_after(timeout);
-        let mut record = self.vm.record.clone();
-        let tenancy = Tenancy { end_at, ..self.tenancy.clone() };
-        record.tenancy = Some(tenancy.clone());
-        self.node.journal.put(&record).await.map_err(|error| Error::Internal {
-            context: format!("changing the time of sandbox {}", record.id),
-            reason: error.to_string(),
-        })?;
-        (self.vm.record, self.tenancy, self.deadline) = (record, tenancy, deadline);
-        self.node.table.update(self.view());
-        Ok(())
     }
 
     async fn lose(&mut self, loss: Loss) {

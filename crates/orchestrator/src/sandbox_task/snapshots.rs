@@ -47,9 +47,19 @@ pub(super) struct SnapshotWaiter {
 impl SnapshotWaiter {
     /// When it is settled.
     fn answer(self) {
-        let (id, is_deleted) = self.taken.snapshot.read(|record| (record.id.clone(), record.is_deleted));
-        let gone = || Error::TemplateNotFound(id.to_string());
-        answer(self.reply, if is_deleted { Err(gone()) } else { Ok(self.taken) });
+        let gone = self.taken.snapshot.gone();
+        answer(self.reply, gone.map_or(Ok(self.taken), Err));
+    }
+}
+
+impl SnapshotWaiter {
+    /// It is tried on, but nobody waits for ever.
+    fn give_up(self, limit: Duration) {
+        let id = self.taken.snapshot.read(|record| record.id.clone());
+        let reason =
+            format!("not done within {limit:?}; it is tried again, and listed as ready when it is done");
+        let context = format!("storing snapshot {id}, whose source ended");
+        answer(self.reply, Err(Error::Internal { context, reason }));
     }
 }
 
@@ -186,11 +196,14 @@ impl SandboxTask {
     pub(super) fn leave_snapshot_waiters(&mut self) {
         for waiter in self.snapshot_waiters.drain(..) {
             let node = Arc::clone(&self.node);
+            let limit = node.settings.deadlines.memory;
             self.node.tasks.spawn(async move {
-                let settled = node.stopping.run_until_cancelled(waiter.taken.snapshot.settled()).await;
-                // Dropped by a shutdown, which the caller is told of.
-                if settled.is_some() {
-                    waiter.answer();
+                let settled = tokio::time::timeout(limit, waiter.taken.snapshot.settled());
+                match node.stopping.run_until_cancelled(settled).await {
+                    Some(Ok(())) => waiter.answer(),
+                    Some(Err(_)) => waiter.give_up(limit),
+                    // Dropped by a shutdown, which the caller is told of.
+                    None => {}
                 }
             });
         }

@@ -1,8 +1,9 @@
 //! Pauses, resumes and releases as the sandbox's task sees them: begun, waited for, answered.
 //!
 //! ```text
-//! at most one is under way     a pause meanwhile        refused (transitioning)
+//! at most one is under way     a pause meanwhile        refused (transitioning), also while a snapshot is taken
 //!                              a resume meanwhile       waits for it; all who wait are answered by one resume
+//!                              a time meanwhile         refused (transitioning); during a snapshot it waits for its end
 //!                              traffic meanwhile        as a resume, but what the pause left decides whether it may wake that
 //!                              a kill meanwhile         cancels it between its steps, or in one that may be given up
 //! ```
@@ -231,6 +232,7 @@ impl SandboxTask {
         if self.is_killed() || self.work.is_some() {
             return;
         }
+        self.set_postponed_times().await;
         match self.vm.record.phase {
             Phase::Paused => self.begin_resume(),
             _ => self.answer_resumers_of_running().await,
@@ -406,7 +408,8 @@ impl SandboxTask {
     /// What an event leads to, or what its caller is told.
     pub(super) fn allows(&self, event: Event) -> Result<Phase, Error> {
         let id = &self.vm.record.id;
-        let changes = matches!(self.work, Some((Kind::Pause | Kind::Resume, _)));
+        // A release changes nothing that callers see.
+        let changes = matches!(self.work, Some((Kind::Pause | Kind::Snapshot | Kind::Resume, _)));
         if changes && event != Event::Kill {
             return Err(Error::Transitioning(id.clone()));
         }
@@ -432,12 +435,5 @@ impl SandboxTask {
             (None, true) => Some(Instant::now()),
             (None, false) => None,
         };
-    }
-
-    /// Makes sure that so much time remains.
-    pub(super) async fn extend(&mut self, at_least: Duration) -> Result<(), Error> {
-        self.allows(Event::ChangeTime)?;
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left >= at_least { Ok(()) } else { self.change_end(at_least).await }
     }
 }

@@ -21,7 +21,7 @@ use crate::view::{SnapshotState, SnapshotView};
 use aenv_protocol::ids::TemplateId;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use tokio::sync::{OnceCell, watch};
 
 /// Name of the file with the devices in the directory of a snapshot.
@@ -40,6 +40,8 @@ pub(crate) struct Snapshot {
     users: watch::Sender<usize>,
     /// How often it was journalled anew.
     changes: watch::Sender<u64>,
+    /// Why it was withdrawn, when it was.
+    withdrawn: OnceLock<Error>,
 }
 
 /// One VM that maps the memory of a snapshot, or is about to: as long as it is there, that stays.
@@ -115,6 +117,7 @@ impl Snapshot {
             memory: OnceCell::new(),
             users: watch::Sender::new(0),
             changes: watch::Sender::new(0),
+            withdrawn: OnceLock::new(),
         }
     }
 
@@ -132,6 +135,20 @@ impl Snapshot {
     pub(crate) fn replace(&self, record: SnapshotRecord) {
         *self.record.write().unwrap_or_else(PoisonError::into_inner) = record;
         self.changes.send_modify(|changes| *changes += 1);
+    }
+
+    /// Takes over that it is to go because it cannot be stored; whoever waits for it is told `why`.
+    pub(crate) fn withdraw(&self, record: SnapshotRecord, why: Error) {
+        self.withdrawn.get_or_init(|| why);
+        self.replace(record);
+    }
+
+    /// What somebody is told who wanted it, if it is to go.
+    pub(crate) fn gone(&self) -> Option<Error> {
+        let gone = |record: &SnapshotRecord| {
+            record.is_deleted.then(|| Error::TemplateNotFound(record.id.to_string()))
+        };
+        self.read(gone).map(|gone| self.withdrawn.get().cloned().unwrap_or(gone))
     }
 
     /// Whether it has parts of its own, or is to go: whoever took it waits for that.

@@ -11,6 +11,7 @@ mod life;
 mod pause;
 mod pause_crash;
 mod pause_faults;
+mod snapshot_races;
 mod snapshots;
 mod walk;
 mod warm;

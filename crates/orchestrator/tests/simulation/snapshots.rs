@@ -11,7 +11,7 @@ use aenv_testkit::{Fault, Operation};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-const FULL: SnapshotRequest = SnapshotRequest { name: None, mode: PauseMode::Full };
+pub(crate) const FULL: SnapshotRequest = SnapshotRequest { name: None, mode: PauseMode::Full };
 
 async fn snapshot(node: &Orchestrator, id: &SandboxId) -> SnapshotTaken {
     node.snapshot(id, FULL).await.unwrap()
@@ -21,21 +21,21 @@ fn named(name: &str) -> SnapshotRequest {
     SnapshotRequest { name: Some((name.to_owned(), "default".to_owned())), mode: PauseMode::Full }
 }
 
-async fn child(node: &Orchestrator, template: &str) -> SandboxId {
+pub(crate) async fn child(node: &Orchestrator, template: &str) -> SandboxId {
     let wanted = CreateRequest { template: template.to_owned(), ..request() };
     node.create(wanted).await.unwrap().sandbox.id
 }
 
-fn see(world: &World, id: &SandboxId) -> (u8, u8) {
+pub(crate) fn see(world: &World, id: &SandboxId) -> (u8, u8) {
     world.host.read(&World::vm_name(id), 1)
 }
 
-fn write(world: &World, id: &SandboxId, value: u8) {
+pub(crate) fn write(world: &World, id: &SandboxId, value: u8) {
     world.host.write(&World::vm_name(id), 1, value);
 }
 
 /// Both kinds of disks, with both kinds of VMMs.
-async fn worlds() -> [World; 4] {
+pub(crate) async fn worlds() -> [World; 4] {
     [
         World::prepared_with(false).await,
         World::prepared_with(true).await,
@@ -45,7 +45,7 @@ async fn worlds() -> [World; 4] {
 }
 
 /// Everything is ended and deleted: nothing is left.
-async fn end(world: &World, node: &Orchestrator) {
+pub(crate) async fn end(world: &World, node: &Orchestrator) {
     for view in node.list() {
         node.kill(&view.id).await.unwrap();
     }
@@ -245,13 +245,27 @@ async fn snapshots_are_there_after_all_sandboxes_were_purged() {
     let node = world.start(0).await;
     let id = node.create(request()).await.unwrap().sandbox.id;
     write(&world, &id, 1);
+    // One of a disk alone has no directory here.
+    let disk_alone = SnapshotRequest { name: None, mode: PauseMode::Filesystem };
+    let of_disk = node.snapshot(&id, disk_alone).await.unwrap().snapshot.id;
+    let purge = async |node: Orchestrator| {
+        node.shutdown().await;
+        world.host.restart();
+        assert_eq!(hold_data_dir(&world.path("data")).unwrap().forget_sandboxes().unwrap(), 1);
+        let node = world.start(0).await;
+        assert!(node.list().is_empty());
+        node
+    };
+    let node = purge(node).await;
+    let id = child(&node, of_disk.as_str()).await;
+    assert_eq!(see(&world, &id), (0, 1));
+    world.host.write(&World::vm_name(&id), 2, 2);
     let of = snapshot(&node, &id).await.snapshot.id;
-    node.shutdown().await;
-    world.host.restart();
-    assert_eq!(hold_data_dir(&world.path("data")).unwrap().forget_sandboxes().unwrap(), 1);
-    let node = world.start(0).await;
-    assert!(node.list().is_empty());
-    assert_eq!(see(&world, &child(&node, of.as_str()).await), (1, 1));
+    let node = purge(node).await;
+    for of in [&of, &of_disk] {
+        assert_eq!(see(&world, &child(&node, of.as_str()).await).1, 1);
+    }
+    assert_eq!(world.host.read(&World::vm_name(&child(&node, of.as_str()).await), 2), (2, 2));
     end(&world, &node).await;
 }
 

@@ -169,6 +169,12 @@ impl World {
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
+    /// How many VMs the journal knows. No node has it open.
+    pub(crate) fn rows(&self) -> i64 {
+        let journal = rusqlite::Connection::open(self.path("data/journal.sqlite")).unwrap();
+        journal.query_row("SELECT COUNT(*) FROM vm", [], |row| row.get(0)).unwrap()
+    }
+
     /// Numbers of the saves of a sandbox of which there are files.
     pub(crate) fn saves(&self, id: &SandboxId) -> Vec<u64> {
         let Ok(entries) = std::fs::read_dir(self.path(&format!("data/sandboxes/{id}/captures"))) else {
