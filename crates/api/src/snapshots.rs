@@ -70,6 +70,7 @@ pub(crate) fn snapshot(view: SnapshotView) -> Snapshot {
         disk_size_mb: view.disk_mib,
         stored_bytes: view.stored_bytes,
         users: view.users,
+        standbys: view.standbys,
     }
 }
 

@@ -13,7 +13,8 @@ pub(crate) fn measure(node: &Node) -> Capacity {
     }
     let states: Vec<SandboxState> = node.table.list().into_iter().map(|view| view.state).collect();
     let count = |wanted| states.iter().filter(|state| **state == wanted).count();
-    let ready = |readiness| node.templates.iter().map(move |template| template.pool.len(readiness));
+    let of_templates = |readiness| node.templates.iter().map(move |template| template.pool.len(readiness));
+    let of_snapshots = node.snapshots.all().into_iter().map(|snapshot| snapshot.standbys.ready());
     Capacity {
         memory_limit_bytes: (limits.bytes < u64::MAX).then_some(limits.bytes),
         committed_bytes: taken.bytes,
@@ -25,6 +26,6 @@ pub(crate) fn measure(node: &Node) -> Capacity {
         running: count(SandboxState::Running),
         paused: count(SandboxState::Paused),
         hot: node.table.hot().len(),
-        standbys: ready(Readiness::Hot).chain(ready(Readiness::Warm)).sum(),
+        standbys: of_templates(Readiness::Hot).chain(of_templates(Readiness::Warm)).chain(of_snapshots).sum(),
     }
 }

@@ -1,4 +1,4 @@
-//! Makes a sandbox: from a standby if there is one, else from the template's capture, or from a snapshot.
+//! Makes a sandbox: from a standby if there is one, else from the template's capture, or from the snapshot.
 //!
 //! ```text
 //! room on the disk?
@@ -30,8 +30,7 @@ use crate::random;
 use crate::sandbox_task::{Command, QUEUE, SandboxTask, end_after};
 use crate::source::Source;
 use crate::stage::{Cause, Failure, Stages};
-use crate::standby::{self, Readiness, Standby};
-use crate::template::Template;
+use crate::standby::{self, Readiness, Standby, StandbyPool};
 use crate::view::{CreateRequest, Created, Tier};
 use crate::vm::Vm;
 use std::sync::Arc;
@@ -145,15 +144,15 @@ impl Create<'_> {
     async fn make(&self) -> Result<Made, Failure> {
         self.node.admission.check_room(&self.node.dir)?;
         let mut stages = Stages::default();
-        let Source::Template { template, .. } = self.source else {
+        self.source.note_start(self.node);
+        let Some(pool) = self.source.pool() else {
             let Permit { place: _place, memory } = self.turn(self.source.memory_bytes(), &mut stages).await?;
             return Ok(self.cold_start(memory, &mut stages).await?.with(stages));
         };
-        let pool = &template.pool;
         let hot = pool.take(Readiness::Hot);
         let mut may_claim = hot.is_none();
         if let Some(hot) = hot
-            && let Some(made) = self.claim_or_discard(template, hot, &mut stages).await?
+            && let Some(made) = self.claim_or_discard(pool, hot, &mut stages).await?
         {
             return Ok(made.with(stages));
         }
@@ -161,24 +160,24 @@ impl Create<'_> {
             let place = match self.turn(0, &mut stages).await {
                 Ok(permit) => permit.place,
                 Err(failure) => {
-                    self.give_back(template, warm).await;
+                    self.give_back(warm).await;
                     return Err(failure);
                 }
             };
-            if let Some(made) = self.claim_or_discard(template, warm, &mut stages).await? {
+            if let Some(made) = self.claim_or_discard(pool, warm, &mut stages).await? {
                 return Ok(made.with(stages));
             }
             // Given back before memory is waited for: it may be wanted by somebody who has that.
             drop(place);
             may_claim = false;
         }
-        let bytes = template.memory_bytes();
+        let bytes = self.source.memory_bytes();
         let turn = self.turn(bytes, &mut stages);
         let Permit { place, memory } = tokio::select! {
             permit = turn => permit?,
             // Made meanwhile: there may be no memory for another one.
             hot = pool.next_hot(), if may_claim => {
-                if let Some(made) = self.claim_or_discard(template, hot, &mut stages).await? {
+                if let Some(made) = self.claim_or_discard(pool, hot, &mut stages).await? {
                     return Ok(made.with(stages));
                 }
                 may_claim = false;
@@ -188,7 +187,7 @@ impl Create<'_> {
         // One may have come at the same moment.
         let standby = if may_claim { pool.take_best() } else { None };
         let made = match standby {
-            Some(standby) => self.claim_or_discard(template, standby, &mut stages).await?,
+            Some(standby) => self.claim_or_discard(pool, standby, &mut stages).await?,
             None => None,
         };
         let made = match made {
@@ -211,9 +210,9 @@ impl Create<'_> {
     }
 
     /// A standby that was taken, and for which no turn came, is as good as before.
-    async fn give_back(&self, template: &Arc<Template>, standby: Standby) {
+    async fn give_back(&self, standby: Standby) {
         match self.cancelled.is_cancelled() {
-            false => standby::put(self.node, template, standby),
+            false => standby::put(self.node, self.source, standby),
             true => clearing::discard(self.node, standby.vm).await,
         }
     }
@@ -221,7 +220,7 @@ impl Create<'_> {
     /// Makes a standby the sandbox. None when it was of no use and is gone; an error when the create is to end.
     async fn claim_or_discard(
         &self,
-        template: &Template,
+        pool: &StandbyPool,
         standby: Standby,
         stages: &mut Stages,
     ) -> Result<Option<Made>, Failure> {
@@ -230,13 +229,13 @@ impl Create<'_> {
         let result = self.claim(&mut vm, &channel, readiness, stages).await;
         match self.keep_or_undo(vm, result, readiness.tier()).await {
             Ok(made) => {
-                template.pool.served(readiness);
+                pool.served(readiness);
                 Ok(Some(made))
             }
             Err(failure) if self.cancelled.is_cancelled() => Err(failure),
             Err(failure) => {
-                template.pool.failed(readiness);
-                tracing::warn!(template = %template.file.name, ?readiness, error = %failure, "a standby failed when it was claimed; making a sandbox without one");
+                pool.failed(readiness);
+                tracing::warn!(source = %self.source.name(), ?readiness, error = %failure, "a standby failed when it was claimed; making a sandbox without one");
                 Ok(None)
             }
         }

@@ -13,10 +13,12 @@
 
 use crate::clearing;
 use crate::host_memory::MemoryReading;
+use crate::journal::SnapshotRecord;
 use crate::node::Node;
 use crate::sandbox_task::{Command, GaveWay};
+use crate::snapshot::Snapshot;
 use crate::stage::timed;
-use crate::standby::Readiness;
+use crate::standby::{Readiness, StandbyPool};
 use crate::table::HotSandbox;
 use crate::template::Template;
 use aenv_protocol::ids::SandboxId;
@@ -40,7 +42,7 @@ const TOLD_EVERY: Duration = Duration::from_secs(60);
 enum Candidate<T> {
     /// Of so many bytes together.
     Standby {
-        template: T,
+        stock: T,
         readiness: Readiness,
         bytes: u64,
     },
@@ -52,6 +54,36 @@ impl<T> Candidate<T> {
         match self {
             Self::Standby { bytes, .. } => *bytes,
             Self::Paused(hot) => hot.memory_bytes,
+        }
+    }
+}
+
+/// Who has standbys.
+#[derive(Clone)]
+enum Stock {
+    Template(Arc<Template>),
+    Snapshot(Arc<Snapshot>),
+}
+
+impl Stock {
+    fn pool(&self) -> &StandbyPool {
+        match self {
+            Self::Template(template) => &template.pool,
+            Self::Snapshot(snapshot) => &snapshot.standbys.pool,
+        }
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        match self {
+            Self::Template(template) => template.memory_bytes(),
+            Self::Snapshot(snapshot) => snapshot.read(SnapshotRecord::memory_bytes),
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Template(template) => template.file.name.clone(),
+            Self::Snapshot(snapshot) => snapshot.read(|record| record.id.to_string()),
         }
     }
 }
@@ -133,10 +165,10 @@ async fn make_room(node: &Arc<Node>, low: bool) {
         }
         let Some(candidate) = choose(candidates) else { return };
         match candidate {
-            Candidate::Standby { template, readiness, .. } => {
+            Candidate::Standby { stock, readiness, .. } => {
                 // Another may have been faster.
-                if let Some(standby) = template.pool.take(readiness) {
-                    tracing::info!(template = %template.file.name, ?readiness, "a standby gives way: memory is short");
+                if let Some(standby) = stock.pool().take(readiness) {
+                    tracing::info!(source = %stock.name(), ?readiness, "a standby gives way: memory is short");
                     clearing::discard(node, standby.vm).await;
                     given += 1;
                 }
@@ -178,14 +210,15 @@ async fn ask(node: &Node, id: &SandboxId) -> Option<GaveWay> {
 }
 
 /// All who could give way but those that were asked already.
-fn candidates(node: &Node, asked: &HashSet<SandboxId>) -> Vec<Candidate<Arc<Template>>> {
+fn candidates(node: &Node, asked: &HashSet<SandboxId>) -> Vec<Candidate<Stock>> {
     let mut found = Vec::new();
-    for template in &node.templates {
+    let templates = node.templates.iter().map(|template| Stock::Template(Arc::clone(template)));
+    for stock in templates.chain(node.snapshots.all().into_iter().map(Stock::Snapshot)) {
         for readiness in [Readiness::Warm, Readiness::Hot] {
-            let ready = template.pool.len(readiness) as u64;
+            let ready = stock.pool().len(readiness) as u64;
             if ready > 0 {
-                let bytes = template.memory_bytes().saturating_mul(ready);
-                found.push(Candidate::Standby { template: Arc::clone(template), readiness, bytes });
+                let bytes = stock.memory_bytes().saturating_mul(ready);
+                found.push(Candidate::Standby { stock: stock.clone(), readiness, bytes });
             }
         }
     }
@@ -217,7 +250,7 @@ mod tests {
 
     #[test]
     fn those_give_way_first_that_cost_users_least() {
-        let standby = |readiness| Candidate::Standby { template: 0, readiness, bytes: 1 };
+        let standby = |readiness| Candidate::Standby { stock: 0, readiness, bytes: 1 };
         let order = [
             standby(Readiness::Warm),
             paused("iold", 10, true),

@@ -1,7 +1,9 @@
 //! What a sandbox is made from: a template's capture, or a snapshot.
 
 use crate::journal::{Role, VmRecord};
+use crate::node::Node;
 use crate::snapshot::{SnapshotStart, SnapshotUse};
+use crate::standby::{OnDemand, StandbyPool};
 use crate::template::{Capture, Template};
 use crate::vm::{Origin, new_record};
 use aenv_protocol::ids::SandboxId;
@@ -67,6 +69,29 @@ impl Source {
         match self {
             Self::Template { .. } => None,
             Self::Snapshot(start) => Some(start.used()),
+        }
+    }
+
+    /// Its standbys; none where there never are any: children of a fork are all made at once, and a guest that boots gains nothing.
+    pub(crate) fn pool(&self) -> Option<&StandbyPool> {
+        match self {
+            Self::Template { template, .. } => Some(&template.pool),
+            Self::Snapshot(_) => self.on_demand().map(|standbys| &standbys.pool),
+        }
+    }
+
+    /// Of a snapshot, if it may have standbys.
+    pub(crate) fn on_demand(&self) -> Option<&OnDemand> {
+        match self {
+            Self::Template { .. } => None,
+            Self::Snapshot(start) => start.standbys(),
+        }
+    }
+
+    /// Somebody wants a sandbox of it.
+    pub(crate) fn note_start(&self, node: &Arc<Node>) {
+        if let Some(standbys) = self.on_demand() {
+            standbys.note_start(node, self);
         }
     }
 

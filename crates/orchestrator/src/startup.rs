@@ -12,6 +12,7 @@ use crate::pause::GrowingPause;
 use crate::recovery;
 use crate::settings::{Parts, Settings, StartError};
 use crate::snapshot::{self, Snapshots};
+use crate::source::Source;
 use crate::stage::timed;
 use crate::standby::{self, Targets};
 use crate::table::SandboxTable;
@@ -111,7 +112,8 @@ async fn make_ready(node: Arc<Node>, template: Arc<Template>) {
     let mut pauses = CAPTURE_PAUSES;
     loop {
         if let Progress::Ready(capture) = template.progress() {
-            return standby::keep_filled(node, template, capture).await;
+            let until = node.stopping.clone();
+            return standby::keep_filled(node, Source::Template { template, capture }, until).await;
         }
         template::prepare(&node, &template).await;
         if let Progress::Failed(_) = template.progress() {

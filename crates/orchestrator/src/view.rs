@@ -301,8 +301,10 @@ pub struct SnapshotView {
     pub disk_mib: u64,
     /// Bytes of memory that were stored for it alone.
     pub stored_bytes: u64,
-    /// VMs that map its memory now.
+    /// VMs that map its memory now, standbys among them.
     pub users: usize,
+    /// Standbys waiting to be claimed.
+    pub standbys: usize,
 }
 
 /// Answer to a snapshot.

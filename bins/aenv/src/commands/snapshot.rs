@@ -49,12 +49,12 @@ async fn list_all(context: &Context, arguments: SnapshotListArguments) -> Result
         return Ok(Exit::DONE);
     }
     let now = Timestamp::now();
-    let header = ["ID", "NAME", "OF", "STATE", "KEEPS", "AGE", "STORED", "USED BY"];
+    let header = ["ID", "NAME", "OF", "STATE", "KEEPS", "AGE", "STORED", "USED BY", "STANDBYS"];
     context.printer.table(header, snapshots.iter().map(|snapshot| row(snapshot, now)).collect())?;
     Ok(Exit::DONE)
 }
 
-fn row(snapshot: &Snapshot, now: Timestamp) -> [String; 8] {
+fn row(snapshot: &Snapshot, now: Timestamp) -> [String; 9] {
     [
         snapshot.snapshot_id.clone(),
         snapshot.names.first().cloned().unwrap_or_else(|| "-".to_owned()),
@@ -64,6 +64,7 @@ fn row(snapshot: &Snapshot, now: Timestamp) -> [String; 8] {
         human_duration(list::between(snapshot.created_at, now)),
         human_bytes(snapshot.stored_bytes),
         snapshot.users.to_string(),
+        snapshot.standbys.to_string(),
     ]
 }
 

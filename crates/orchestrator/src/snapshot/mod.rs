@@ -17,6 +17,7 @@ pub(crate) use starting::{SnapshotStart, start_of};
 use crate::error::Error;
 use crate::journal::{Purpose, SnapshotRecord};
 use crate::node::Node;
+use crate::standby::OnDemand;
 use crate::view::{SnapshotState, SnapshotView};
 use aenv_protocol::ids::TemplateId;
 use std::collections::BTreeMap;
@@ -42,6 +43,8 @@ pub(crate) struct Snapshot {
     changes: watch::Sender<u64>,
     /// Why it was withdrawn, when it was.
     withdrawn: OnceLock<Error>,
+    /// VMs that were made of it before anyone asked.
+    pub(crate) standbys: OnDemand,
 }
 
 /// One VM that maps the memory of a snapshot, or is about to: as long as it is there, that stays.
@@ -118,6 +121,7 @@ impl Snapshot {
             users: watch::Sender::new(0),
             changes: watch::Sender::new(0),
             withdrawn: OnceLock::new(),
+            standbys: OnDemand::new(),
         }
     }
 
@@ -195,6 +199,7 @@ impl Snapshot {
             disk_mib: record.disk_mib,
             stored_bytes: record.stored_bytes,
             users: *self.users.borrow(),
+            standbys: self.standbys.ready(),
         })
     }
 }
@@ -230,6 +235,8 @@ pub(crate) async fn delete(node: &Arc<Node>, snapshot: &Arc<Snapshot>) -> Result
     let has_parts = record.parts.is_some();
     tracing::info!(snapshot = %record.id, "snapshot deleted");
     snapshot.replace(record);
+    // They map its memory.
+    snapshot.standbys.close();
     // One that is still to be handed something is removed by who would hand it over.
     if has_parts {
         node.tasks.spawn(remove_when_unused(Arc::clone(node), Arc::clone(snapshot)));

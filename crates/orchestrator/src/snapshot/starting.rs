@@ -7,6 +7,7 @@ use crate::journal::{Purpose, SnapshotRecord, Start, VmRecord};
 use crate::node::Node;
 use crate::resuming::difference;
 use crate::stage::{Failure, timed};
+use crate::standby::OnDemand;
 use crate::view::PauseMode;
 use crate::vm::{Origin, blank_record};
 use aenv_protocol::ids::SandboxId;
@@ -57,6 +58,12 @@ impl SnapshotStart {
     /// What is shown of it in logs.
     pub(crate) fn name(&self) -> String {
         self.record.id.to_string()
+    }
+
+    /// Of one that callers see, and whose guests are restored.
+    pub(crate) fn standbys(&self) -> Option<&OnDemand> {
+        let may_have = self.record.purpose == Purpose::Kept && !self.boots();
+        may_have.then_some(&self.used.snapshot.standbys)
     }
 
     /// Memory of the guest.

@@ -10,25 +10,29 @@
 //!     any failure, or its death in the pool ─▶ removed, replaced after a pause that grows with the failures in a row
 //! ```
 //!
-//! Rehearsed are `/init` with nobody's name, whose settings the real one replaces, and a shell that ends at once: an
-//! emulating VMM has then translated that code, the pages it touches are there, and the connection is kept.
+//! Rehearsed, but not by those of a snapshot, are `/init` with nobody's name, whose settings the real one replaces, and a shell that ends at once: an
+//! emulating VMM has then translated that code, the pages it touches are there, and the connection is kept. In a snapshot there are
+//! programs, which stand still until the first `/init`: they are not to run before it is somebody's.
+//! How many there are of a template is set; of a snapshot, [demand](OnDemand) tells.
 //! The pool owns its standbys until they are taken. Standbys of an earlier process are removed, not adopted: nobody
 //! waits for them, and their connections are gone. To the journal both kinds are the same: whole, and claimed once.
 
+mod demand;
 mod pool;
 
+pub(crate) use demand::OnDemand;
 pub(crate) use pool::{Readiness, StandbyPool, Targets};
 
 use crate::admission::{Commitment, Permit, Purpose};
 use crate::clearing;
 use crate::greeting;
 use crate::guest_channel::GuestChannel;
-use crate::journal::Role;
+use crate::journal::{Role, VmRecord};
 use crate::node::Node;
 use crate::random;
+use crate::source::Source;
 use crate::stage::{Cause, Failure, Stages};
-use crate::template::{Capture, Template};
-use crate::vm::{Vm, new_record};
+use crate::vm::Vm;
 use aenv_protocol::ids::TemplateId;
 use pool::Next;
 use std::sync::Arc;
@@ -49,24 +53,25 @@ pub(crate) struct Standby {
     taken: CancellationToken,
 }
 
-/// Keeps a ready template's pool filled until the node shuts down, then removes what is in it.
-pub(crate) async fn keep_filled(node: Arc<Node>, template: Arc<Template>, capture: Arc<Capture>) {
-    let pool = &template.pool;
-    while node.stopping.run_until_cancelled(pool.wanted()).await.is_some() {
+/// Keeps the pool of a ready template, or of a snapshot, filled until then, at the latest until the node shuts down; removes what is
+/// in it after that.
+pub(crate) async fn keep_filled(node: Arc<Node>, source: Source, until: CancellationToken) {
+    let Some(pool) = source.pool() else { return };
+    while until.run_until_cancelled(pool.wanted()).await.is_some() {
         // Of a warm one that can be made hot it is counted already.
         let heats = pool.next(Instant::now()) == Next::Make(Readiness::Hot) && pool.len(Readiness::Warm) > 0;
-        let bytes = if heats { 0 } else { template.memory_bytes() };
+        let bytes = if heats { 0 } else { source.memory_bytes() };
         let granted = tokio::select! {
             granted = node.admission.for_background(Purpose::Standby, bytes) => granted,
             // What is wanted may be another thing now, and need no memory.
             () = pool.changed() => continue,
-            () = node.stopping.cancelled() => break,
+            () = until.cancelled() => break,
         };
         let Permit { place, memory } = match granted {
             Ok(permit) => permit,
             Err(failure) => {
                 // More memory than the node has.
-                tracing::error!(template = %template.file.name, error = %failure, "no standbys are made any more");
+                tracing::error!(source = %source.name(), error = %failure, "no standbys are made any more");
                 break;
             }
         };
@@ -77,19 +82,19 @@ pub(crate) async fn keep_filled(node: Arc<Node>, template: Arc<Template>, captur
             Readiness::Warm => None,
         };
         let made = match (warm, memory) {
-            (Some(warm), _) => heat(&node, warm).await,
-            (None, Some(memory)) => make(&node, &template, &capture, readiness, memory).await,
+            (Some(warm), _) => heat(&node, &source, warm).await,
+            (None, Some(memory)) => make(&node, &source, readiness, memory).await,
             // Somebody took the one that was to be made hot.
             (None, None) => continue,
         };
         drop(place);
         match made {
-            Ok(standby) => put(&node, &template, standby),
-            Err(_) if node.stopping.is_cancelled() => break,
+            Ok(standby) => put(&node, &source, standby),
+            Err(_) if until.is_cancelled() => break,
             Err(failure) => {
                 let pause = pool.failed(readiness);
                 tracing::warn!(
-                    template = %template.file.name, ?readiness, error = %failure, again_in = ?pause, "no standby could be made"
+                    source = %source.name(), ?readiness, error = %failure, again_in = ?pause, "no standby could be made"
                 );
             }
         }
@@ -100,41 +105,37 @@ pub(crate) async fn keep_filled(node: Arc<Node>, template: Arc<Template>, captur
 }
 
 /// Puts a standby where it can be taken, and watches over it there.
-pub(crate) fn put(node: &Arc<Node>, template: &Arc<Template>, standby: Standby) {
+pub(crate) fn put(node: &Arc<Node>, source: &Source, standby: Standby) {
+    let Some(pool) = source.pool() else { return };
     let standby = Standby { taken: CancellationToken::new(), ..standby };
-    let watcher = watch(Arc::clone(node), Arc::clone(template), &standby);
+    let watcher = watch(Arc::clone(node), source.clone(), &standby);
     // In this order, or one that is dead already would never be found in the pool.
-    template.pool.put(standby);
+    pool.put(standby);
     node.tasks.spawn(watcher);
 }
 
 /// Makes a standby. What a failure leaves is removed.
 async fn make(
     node: &Arc<Node>,
-    template: &Template,
-    capture: &Capture,
+    source: &Source,
     readiness: Readiness,
     memory: Arc<Commitment>,
 ) -> Result<Standby, Failure> {
-    let warm = prepare(node, template, capture, memory).await?;
+    let warm = prepare(node, source, memory).await?;
     match readiness {
         Readiness::Warm => Ok(warm),
-        Readiness::Hot => heat(node, warm).await,
+        Readiness::Hot => heat(node, source, warm).await,
     }
 }
 
 /// Makes a warm standby.
-async fn prepare(
-    node: &Arc<Node>,
-    template: &Template,
-    capture: &Capture,
-    memory: Arc<Commitment>,
-) -> Result<Standby, Failure> {
+async fn prepare(node: &Arc<Node>, source: &Source, memory: Arc<Commitment>) -> Result<Standby, Failure> {
     node.admission.check_room(&node.dir)?;
     let id = random::sandbox_id().map_err(|error| Failure::new("journal", error))?;
-    let record = new_record(id, Role::Standby, template, Some(capture.key.clone()));
+    let record = VmRecord { role: Role::Standby, ..source.new_record(id) };
     let mut vm = Vm::with_memory(record, Some(memory));
-    match prepare_vm(node, &mut vm, capture).await {
+    vm.snapshot = source.used();
+    match prepare_vm(node, &mut vm, source).await {
         Ok(channel) => {
             Ok(Standby { vm, channel, readiness: Readiness::Warm, taken: CancellationToken::new() })
         }
@@ -145,16 +146,16 @@ async fn prepare(
     }
 }
 
-async fn prepare_vm(node: &Arc<Node>, vm: &mut Vm, capture: &Capture) -> Result<Arc<GuestChannel>, Failure> {
+async fn prepare_vm(node: &Arc<Node>, vm: &mut Vm, source: &Source) -> Result<Arc<GuestChannel>, Failure> {
     let mut stages = Stages::default();
-    vm.make(node, &capture.origin(), &mut stages).await?;
+    vm.make(node, &source.origin(), &mut stages).await?;
     vm.started(node, &mut stages).await?;
     vm.channel()
 }
 
 /// Makes a warm standby hot. What a failure leaves is removed.
-async fn heat(node: &Arc<Node>, warm: Standby) -> Result<Standby, Failure> {
-    match load_and_greet(node, &warm).await {
+async fn heat(node: &Arc<Node>, source: &Source, warm: Standby) -> Result<Standby, Failure> {
+    match load_and_greet(node, source, &warm).await {
         Ok(()) => Ok(Standby { readiness: Readiness::Hot, ..warm }),
         Err(failure) => {
             clearing::discard(node, warm.vm).await;
@@ -163,14 +164,21 @@ async fn heat(node: &Arc<Node>, warm: Standby) -> Result<Standby, Failure> {
     }
 }
 
-async fn load_and_greet(node: &Arc<Node>, Standby { vm, channel, .. }: &Standby) -> Result<(), Failure> {
+async fn load_and_greet(
+    node: &Arc<Node>,
+    source: &Source,
+    Standby { vm, channel, .. }: &Standby,
+) -> Result<(), Failure> {
     let mut stages = Stages::default();
     vm.load(node, &mut stages).await?;
     vm.resume(node, &mut stages).await?;
     let limit = node.settings.deadlines.greeting;
     let greeted = async {
         stages.run("greeting", limit, channel.wait_until_healthy(limit)).await?;
-        rehearse(channel, &vm.record.template_id, limit, &mut stages).await
+        match source {
+            Source::Template { .. } => rehearse(channel, &vm.record.template_id, limit, &mut stages).await,
+            Source::Snapshot(_) => Ok(()),
+        }
     };
     tokio::select! {
         greeted = vm.while_alive("greeting", greeted) => greeted?,
@@ -200,7 +208,7 @@ async fn rehearse(
 }
 
 /// Removes a standby that dies in the pool. (Not `async fn`: it must not borrow the standby.)
-fn watch(node: Arc<Node>, template: Arc<Template>, standby: &Standby) -> impl Future<Output = ()> + use<> {
+fn watch(node: Arc<Node>, source: Source, standby: &Standby) -> impl Future<Output = ()> + use<> {
     let (machine, taken, id) =
         (standby.vm.machine.clone(), standby.taken.clone(), standby.vm.record.id.clone());
     async move {
@@ -209,9 +217,10 @@ fn watch(node: Arc<Node>, template: Arc<Template>, standby: &Standby) -> impl Fu
             exit = machine.wait() => exit,
             () = taken.cancelled() => return,
         };
-        if let Some(dead) = template.pool.remove(&id) {
+        let Some(pool) = source.pool() else { return };
+        if let Some(dead) = pool.remove(&id) {
             tracing::warn!(sandbox = %id, readiness = ?dead.readiness, cause = ?exit.cause, detail = %exit.detail, "a standby died; replacing it");
-            template.pool.failed(dead.readiness);
+            pool.failed(dead.readiness);
             clearing::discard(&node, dead.vm).await;
         }
     }

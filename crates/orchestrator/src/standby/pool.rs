@@ -1,4 +1,4 @@
-//! The standbys of one template that can be taken, and what is to be made next. Owns them; makes none.
+//! The standbys of one template or snapshot that can be taken, and what is to be made next. Owns them; makes none.
 //!
 //! Each [`Readiness`] has a shelf with a target. What is made next is a pure function of the two shelves, [`choose`].
 
@@ -34,14 +34,14 @@ impl Readiness {
     }
 }
 
-/// How many standbys of each kind are wanted for every ready template.
+/// How many standbys of each kind are wanted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Targets {
     pub(crate) hot: usize,
     pub(crate) warm: usize,
 }
 
-/// The standbys of one template.
+/// The standbys of one template or snapshot.
 pub(crate) struct StandbyPool {
     shelves: Mutex<Shelves>,
     changed: Notify,
@@ -89,6 +89,12 @@ impl StandbyPool {
     pub(crate) fn new(targets: Targets) -> Self {
         let shelves = Shelves { hot: Shelf::new(targets.hot), warm: Shelf::new(targets.warm) };
         Self { shelves: Mutex::new(shelves), changed: Notify::new(), arrived: Notify::new() }
+    }
+
+    /// So many hot ones are wanted from now on. Those that are there stay.
+    pub(super) fn aim(&self, hot: usize) {
+        self.locked().hot.target = hot;
+        self.changed.notify_one();
     }
 
     /// Standbys that can be taken.

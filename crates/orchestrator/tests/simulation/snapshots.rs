@@ -104,6 +104,67 @@ async fn what_is_started_from_a_snapshot_has_what_was_there_then() {
     }
 }
 
+fn standbys(node: &Orchestrator) -> usize {
+    node.snapshots().iter().map(|view| view.standbys).sum()
+}
+
+#[tokio::test]
+async fn a_snapshot_that_is_often_started_from_has_standbys_until_it_is_deleted() {
+    for world in worlds().await {
+        let node = world.start(1).await;
+        let id = node.create(request()).await.unwrap().sandbox.id;
+        write(&world, &id, 1);
+        let of = snapshot(&node, &id).await.snapshot.id;
+        child(&node, of.as_str()).await;
+        // Once is not often.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(standbys(&node), 0);
+        child(&node, of.as_str()).await;
+        for round in 0..3 {
+            eventually("there is a standby", || standbys(&node) == 1).await;
+            let wanted = CreateRequest { template: of.to_string(), ..request() };
+            let created = node.create(wanted).await.unwrap();
+            let name = World::vm_name(&created.sandbox.id);
+            assert_eq!(created.tier, Tier::Hot, "round {round}");
+            assert_eq!((created.sandbox.parent.as_ref(), &created.sandbox.template_id), (Some(&id), &of));
+            assert_eq!(see(&world, &created.sandbox.id), (1, 1));
+            // What runs in it stands still until it is somebody's.
+            let inits = world.host.inits(&name);
+            assert_eq!(inits.len(), 1, "a standby of a snapshot is greeted once, as who it is");
+            write(&world, &created.sandbox.id, 2);
+        }
+        eventually("there is a standby", || standbys(&node) == 1).await;
+        node.delete_snapshot(of.as_str()).await.unwrap();
+        assert!(node.snapshots().is_empty());
+        for view in node.list() {
+            node.kill(&view.id).await.unwrap();
+        }
+        eventually("its standby is gone, and all that was stored", || {
+            world.snapshot_dirs().is_empty() && world.stored_leftovers().is_empty()
+        })
+        .await;
+        node.shutdown().await;
+        world.only(0).await;
+    }
+}
+
+#[tokio::test]
+async fn standbys_of_snapshots_do_not_outlive_their_node() {
+    let world = World::with_store(true).await;
+    let node = world.start(1).await;
+    let id = node.create(request()).await.unwrap().sandbox.id;
+    let of = snapshot(&node, &id).await.snapshot.id;
+    let children = [child(&node, of.as_str()).await, child(&node, of.as_str()).await];
+    eventually("there is a standby", || standbys(&node) == 1).await;
+    node.shutdown().await;
+    let node = world.start(0).await;
+    assert_eq!(standbys(&node), 0);
+    world.only(1 + children.len()).await;
+    // Started from as before.
+    child(&node, of.as_str()).await;
+    end(&world, &node).await;
+}
+
 #[tokio::test]
 async fn many_snapshots_of_one_sandbox_keep_what_each_of_them_saw() {
     for world in worlds().await {

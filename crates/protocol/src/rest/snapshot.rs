@@ -51,8 +51,11 @@ pub struct Snapshot {
     pub disk_size_mb: u64,
     /// Bytes of memory that were stored for it alone.
     pub stored_bytes: u64,
-    /// Virtual machines that map its memory now.
+    /// Virtual machines that map its memory now, standbys among them.
     pub users: usize,
+    /// Standbys that the next sandboxes of it are made from; there are some while it is often started from.
+    #[serde(default)]
+    pub standbys: usize,
 }
 
 /// Where a snapshot stands.
