@@ -3,7 +3,7 @@
 //! ```text
 //! dropped saves ─▶ removed
 //! changes       ─▶ memory, stored and durable
-//! claimed save  ─▶ handed to its snapshot, durable ─▶ journalled so that it survives a power cut
+//! claimed save  ─▶ `local`, as below ─▶ handed to its snapshot, durable ─▶ journalled so that it survives a power cut
 //! devices, hold of the disk ─▶ durable ─▶ journalled so that it survives a power cut: `local` ─▶ changes removed
 //! ```
 //!
