@@ -76,14 +76,18 @@ impl Orchestrator {
     /// future does not stop it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a name that a template has; others when the state cannot be saved or stored: then there is no
-    /// snapshot.
+    /// [`Error::InvalidArgument`] for a name that a template has, or that looks like an id; others when the state cannot be saved or
+    /// stored: then there is no snapshot.
     pub async fn snapshot(&self, id: &SandboxId, request: SnapshotRequest) -> Result<SnapshotTaken, Error> {
         self.check_admits()?;
         if let Some((name, _)) = &request.name
             && self.node.templates.iter().any(|template| template.answers_to(name))
         {
             let reason = format!("{name:?} is the name of a template");
+            return Err(Error::InvalidArgument { field: "name", reason });
+        }
+        if let Some((name, _)) = request.name.as_ref().filter(|(name, _)| snapshot::is_like_id(name)) {
+            let reason = format!("{name:?} could be the id of a snapshot or a template");
             return Err(Error::InvalidArgument { field: "name", reason });
         }
         let wish = SnapshotWish { purpose: Purpose::Kept, name: request.name, mode: request.mode };
