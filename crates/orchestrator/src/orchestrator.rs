@@ -127,12 +127,18 @@ impl Orchestrator {
     pub async fn fork(&self, id: &SandboxId, request: ForkRequest) -> Result<Forked, Error> {
         self.check_admits()?;
         self.check_timeout(request.timeout)?;
+        request
+            .children
+            .iter()
+            .filter_map(|child| child.timeout)
+            .try_for_each(|it| self.check_timeout(it))?;
         if !(1..=fork::MOST_CHILDREN).contains(&request.children.len()) {
             let reason = format!("must be 1 to {}", fork::MOST_CHILDREN);
             return Err(Error::InvalidArgument { field: "count", reason });
         }
         let (this, id) = (self.clone(), id.clone());
         let forking = async move {
+            fork::await_room(&this.node, &this.node.table.get(&id)?).await?;
             let taken = this.ask(&id, |reply| Command::Snapshot(fork::wish(), reply)).await?;
             fork::children_of(&this.node, taken, &request).await
         };
