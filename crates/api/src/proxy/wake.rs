@@ -133,9 +133,10 @@ fn refusal(id: &SandboxId, error: &Error) -> Refusal {
         // The last: it was just being paused, and sleeps for traffic now as if it were not there.
         Error::SandboxNotFound(_) | Error::SandboxLost { .. } | Error::IsPaused(_) => Refusal::NotFound(id),
         Error::Transitioning(_) => Refusal::Transitioning(id),
-        Error::NoCapacity(_) | Error::ShuttingDown | Error::TemplateNotReady { .. } => {
-            Refusal::Busy { id, reason: error.to_string() }
-        }
+        Error::NoCapacity(_)
+        | Error::Unavailable { .. }
+        | Error::ShuttingDown
+        | Error::TemplateNotReady { .. } => Refusal::Busy { id, reason: error.to_string() },
         Error::TemplateNotFound(_)
         | Error::InvalidArgument { .. }
         | Error::Conflict(_)
