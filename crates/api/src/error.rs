@@ -114,6 +114,9 @@ impl From<Error> for Failure {
                 Some(code::CAPACITY),
                 Retry::After(seconds_until_better(shortage)),
             ),
+            Error::Unavailable { .. } => {
+                (StatusCode::SERVICE_UNAVAILABLE, Some(code::UNAVAILABLE), Retry::After(5))
+            }
             Error::ShuttingDown => {
                 (StatusCode::SERVICE_UNAVAILABLE, Some(code::SHUTTING_DOWN), Retry::After(5))
             }
@@ -160,6 +163,17 @@ mod tests {
         ] {
             assert_eq!(serde_json::to_value(cause).unwrap(), loss_word(cause));
         }
+    }
+
+    #[test]
+    fn a_service_that_is_away_is_worth_another_try() {
+        let away = Error::Unavailable { context: "taking a snapshot".to_owned(), reason: "away".to_owned() };
+        let response = Failure::from(away).into_response();
+        assert_eq!(
+            (response.status(), &response.headers()[RETRY_AFTER]),
+            (StatusCode::SERVICE_UNAVAILABLE, &HeaderValue::from(5))
+        );
+        assert!(response.headers().get(SHOULD_RETRY).is_none());
     }
 
     #[test]

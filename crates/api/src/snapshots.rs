@@ -20,7 +20,9 @@ const LONGEST: usize = 128;
 pub(crate) async fn list(State(state): State<AppState>, query: QueryPairs) -> Result<Response, Failure> {
     let page = PageRequest::of(&query)?;
     let sandbox = query.get("sandboxID").map(|id| id.split('-').next().unwrap_or_default());
-    let name = query.get("name").map(split);
+    // As it was given when it was made.
+    let name = query.get("name").map(str::to_ascii_lowercase);
+    let name = name.as_deref().map(split);
     let mut views = state.orchestrator.snapshots();
     views.retain(|view| {
         sandbox.is_none_or(|id| view.source.as_str() == id)

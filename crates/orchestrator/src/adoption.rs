@@ -28,6 +28,9 @@ use std::time::Duration;
 pub(crate) const PAUSES: GrowingPause =
     GrowingPause::new(Duration::from_millis(500), Duration::from_secs(60));
 
+/// How long it is waited for a guest whose programs stand still to let them go: they do so by themselves later.
+pub(crate) const LET_GO: Duration = Duration::from_secs(5);
+
 /// What the attempts have taken over so far.
 #[derive(Clone, Default)]
 pub(crate) struct Held {
@@ -105,6 +108,18 @@ pub(crate) fn later(
         tokio::time::sleep(pause).await;
         attempt(&node, &record, &tenancy, held).await
     })
+}
+
+/// Makes sure at the end of this process, in a moment, that a guest runs and its programs do. The next process tries on.
+pub(crate) async fn hurried(node: &Node, vm: &Vm, tenancy: &Tenancy) {
+    let attempt = attempt(node, &vm.record, tenancy, Held::of_stopped(vm));
+    let error = match tokio::time::timeout(LET_GO, attempt).await {
+        Ok(Attempt { result: Ok(()), .. }) => return,
+        Ok(Attempt { result: Err(Trouble::Lost(loss)), .. }) => loss.detail,
+        Ok(Attempt { result: Err(Trouble::NotNow(cause)), .. }) => cause.to_string(),
+        Err(_) => Cause::Hung(LET_GO).to_string(),
+    };
+    tracing::warn!(sandbox = %vm.record.id, %error, "a guest may stand still until the next process adopts it");
 }
 
 async fn advance(node: &Node, record: &VmRecord, tenancy: &Tenancy, held: &mut Held) -> Result<(), Trouble> {

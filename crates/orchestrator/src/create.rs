@@ -104,6 +104,8 @@ async fn run(
             let task = SandboxTask::new(Arc::clone(&node), vm, tenancy, deadline, commands);
             let created = Created { sandbox: task.view(), tier, stages: stages.into_vec() };
             tracing::info!(sandbox = %created.sandbox.id, template = %source.name(), tier = tier.as_str(), "sandbox runs");
+            // What maps its memory says so itself.
+            drop(source);
             if reply.send(Ok(created)).is_err() {
                 tracing::info!("the caller of a create went away; the sandbox stays until its time is over");
             }
@@ -366,6 +368,8 @@ impl Create<'_> {
         (tenancy.started_at, tenancy.end_at) = (jiff::Timestamp::now(), end_at);
         vm.record.tenancy = Some(tenancy.clone());
         vm.started(self.node, stages).await?;
+        // One that booted maps nothing of its memory.
+        vm.let_snapshot_go();
         Ok((tenancy, deadline))
     }
 

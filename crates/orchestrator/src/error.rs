@@ -142,6 +142,14 @@ pub enum Error {
     /// The node or its host lacks something: retry elsewhere or later.
     #[error("no capacity on this node: {0}")]
     NoCapacity(Shortage),
+    /// A service that the node needs does not answer now: retry later. The text names it.
+    #[error("{context}: {reason}")]
+    Unavailable {
+        /// What was being done, on what.
+        context: String,
+        /// What does not answer.
+        reason: String,
+    },
     /// The node is shutting down: retry elsewhere.
     #[error("this node is shutting down")]
     ShuttingDown,

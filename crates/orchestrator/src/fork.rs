@@ -1,12 +1,13 @@
 //! Children of a sandbox: one snapshot of it, from which all of them are started at the same time.
 //!
 //! ```text
+//! room for a child? ─ no ─▶ refused, nothing is stopped
 //! parent ─ copied ─▶ snapshot of the fork ─┬─▶ child  ┐
 //!    └ goes on       (nobody else sees it) ├─▶ child  ├ each runs, or failed for a reason of its own
 //!                                          └─▶ child  ┘
 //!                    deleted then: it goes with the last VMM that maps its memory
 //! ```
-//! Owns nothing. Runs in a task of its own: a caller that goes away stops nothing.
+//! Owns nothing but who of the children may ask for a turn now. Runs in a task of its own: a caller that goes away stops nothing.
 
 use crate::create;
 use crate::error::Error;
@@ -15,9 +16,20 @@ use crate::node::Node;
 use crate::sandbox_task::{SnapshotWish, Taken};
 use crate::snapshot::{self, Snapshot};
 use crate::source::Source;
-use crate::view::{CreateRequest, Created, ForkRequest, Forked, PauseMode, Stage};
+use crate::stage::Failure;
+use crate::view::{CreateRequest, Created, ForkRequest, Forked, PauseMode, SandboxView, Stage};
 use std::sync::Arc;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
+
+/// Waits until a first child could be started: a parent is not stopped for nothing.
+pub(crate) async fn await_room(node: &Node, parent: &SandboxView) -> Result<(), Error> {
+    let bytes = parent.memory_mib.saturating_mul(1 << 20);
+    let told = |failure: Failure| failure.into_error("forking a sandbox");
+    node.admission.check_room(&node.dir).map_err(told)?;
+    // Given back at once: the copy takes its time, and a place is for who starts.
+    node.admission.for_caller(bytes).await.map(drop).map_err(told)
+}
 
 /// What is taken of the parent for a fork.
 pub(crate) fn wish() -> SnapshotWish {
@@ -45,12 +57,15 @@ async fn start_all(
     request: &ForkRequest,
 ) -> Result<Vec<Result<Created, Error>>, Error> {
     let start = Arc::new(snapshot::start_of(node, snapshot).await?);
+    // No more of them wait for a turn at once than can have one: others who come meanwhile are not behind all of them, and each
+    // waits for its own turn only.
+    let turns = Arc::new(Semaphore::new(node.admission.figures().0.places.clamp(1, MOST_CHILDREN)));
     let making = request.children.iter().map(|child| {
         let mut env_vars = parent.env_vars.clone();
         env_vars.extend(child.env_vars.clone());
         let wish = CreateRequest {
             template: String::new(),
-            timeout: request.timeout,
+            timeout: child.timeout.unwrap_or(request.timeout),
             metadata: child.metadata.clone().unwrap_or_else(|| parent.metadata.clone()),
             env_vars,
             secure: parent.access_token.is_some(),
@@ -58,8 +73,11 @@ async fn start_all(
             on_timeout: parent.on_timeout,
             auto_resume: parent.auto_resume,
         };
-        let made = create::spawn(node, wish, Source::Snapshot(Arc::clone(&start)));
-        async move { made.await.unwrap_or(Err(Error::ShuttingDown)) }
+        let (turns, source) = (Arc::clone(&turns), Source::Snapshot(Arc::clone(&start)));
+        async move {
+            let _turn = turns.acquire().await.map_err(|_| Error::ShuttingDown)?;
+            create::spawn(node, wish, source).await.unwrap_or(Err(Error::ShuttingDown))
+        }
     });
     Ok(futures_util::future::join_all(making).await)
 }

@@ -76,14 +76,18 @@ impl Orchestrator {
     /// future does not stop it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a name that a template has; others when the state cannot be saved or stored: then there is no
-    /// snapshot.
+    /// [`Error::InvalidArgument`] for a name that a template has, or that looks like an id; others when the state cannot be saved or
+    /// stored: then there is no snapshot.
     pub async fn snapshot(&self, id: &SandboxId, request: SnapshotRequest) -> Result<SnapshotTaken, Error> {
         self.check_admits()?;
         if let Some((name, _)) = &request.name
             && self.node.templates.iter().any(|template| template.answers_to(name))
         {
             let reason = format!("{name:?} is the name of a template");
+            return Err(Error::InvalidArgument { field: "name", reason });
+        }
+        if let Some((name, _)) = request.name.as_ref().filter(|(name, _)| snapshot::is_like_id(name)) {
+            let reason = format!("{name:?} could be the id of a snapshot or a template");
             return Err(Error::InvalidArgument { field: "name", reason });
         }
         let wish = SnapshotWish { purpose: Purpose::Kept, name: request.name, mode: request.mode };
@@ -123,12 +127,18 @@ impl Orchestrator {
     pub async fn fork(&self, id: &SandboxId, request: ForkRequest) -> Result<Forked, Error> {
         self.check_admits()?;
         self.check_timeout(request.timeout)?;
+        request
+            .children
+            .iter()
+            .filter_map(|child| child.timeout)
+            .try_for_each(|it| self.check_timeout(it))?;
         if !(1..=fork::MOST_CHILDREN).contains(&request.children.len()) {
             let reason = format!("must be 1 to {}", fork::MOST_CHILDREN);
             return Err(Error::InvalidArgument { field: "count", reason });
         }
         let (this, id) = (self.clone(), id.clone());
         let forking = async move {
+            fork::await_room(&this.node, &this.node.table.get(&id)?).await?;
             let taken = this.ask(&id, |reply| Command::Snapshot(fork::wish(), reply)).await?;
             fork::children_of(&this.node, taken, &request).await
         };

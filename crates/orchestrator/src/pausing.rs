@@ -16,6 +16,7 @@
 //!
 //! Runs beside the sandbox's task, on a copy of the VM that the task takes over at the end.
 
+use crate::adoption::LET_GO;
 use crate::error::Error;
 use crate::greeting;
 use crate::guest_channel::GuestError;
@@ -37,9 +38,6 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const CHANGES: &str = "changes";
 /// Name of the file with the devices in the directory of a save.
 pub(crate) const STATE: &str = "state";
-
-/// How long it is waited for a guest whose programs stand still to let them go: they do so by themselves later.
-const LET_GO: Duration = Duration::from_secs(5);
 
 /// A pause to be made.
 pub(crate) struct Pausing {
@@ -91,6 +89,8 @@ impl Pausing {
                 self.let_programs_go().await;
             }
         }
+        let told = |error| if self.node.stopping.is_cancelled() { Error::ShuttingDown } else { error };
+        let result = result.map_err(told);
         let Self { vm, tenancy, snapshot, .. } = self;
         PauseEnd { vm, tenancy, result, stages, snapshot, stood_still }
     }
@@ -342,7 +342,7 @@ impl Pausing {
 }
 
 /// Greets a guest that runs, so that its programs do.
-pub(crate) async fn let_programs_go(node: &Node, vm: &Vm, tenancy: &Tenancy) {
+async fn let_programs_go(node: &Node, vm: &Vm, tenancy: &Tenancy) {
     let limit = node.settings.deadlines.init.min(LET_GO);
     let greeted = async {
         let init = greeting::again(tenancy);

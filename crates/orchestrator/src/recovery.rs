@@ -11,6 +11,7 @@
 //! | sandbox, resuming                       | runs, if its guest does and answers; else paused                      |
 //! | sandbox, one of these three, before a   | paused as the last save that is `local`; lost (`HostRestarted`) when  |
 //! | host restart                            | there is none                                                         |
+//! | snapshot that is to be handed a save which is not `local`, before a host restart | removed                       |
 //! | sandbox, lost                           | kept until its time is over, what it held is removed again            |
 //! | standby, preparation, anything half-made or half-ended | removed                                                |
 //!
@@ -39,6 +40,11 @@ pub(crate) async fn recover(
     records: Vec<VmRecord>,
     rebooted: bool,
 ) -> Result<(), StartError> {
+    let mut records = records;
+    if rebooted {
+        // What they would be handed may be there in part only. Nobody was told that they are there.
+        records.iter_mut().for_each(|record| record.saves.drop_claims_not_local());
+    }
     let (sandboxes, half): (Vec<_>, Vec<_>) = records.into_iter().partition(|record| {
         record.role == Role::Sandbox
             && !matches!(record.phase, Phase::Starting | Phase::Killing)

@@ -3,7 +3,7 @@
 //! ```text
 //! dropped saves ─▶ removed
 //! changes       ─▶ memory, stored and durable
-//! claimed save  ─▶ handed to its snapshot, durable ─▶ journalled so that it survives a power cut
+//! claimed save  ─▶ `local`, as below ─▶ handed to its snapshot, durable ─▶ journalled so that it survives a power cut
 //! devices, hold of the disk ─▶ durable ─▶ journalled so that it survives a power cut: `local` ─▶ changes removed
 //! ```
 //!
@@ -192,6 +192,8 @@ async fn note_handed_over(
         node.journal.put(&record).await?;
         return Ok(record);
     };
+    // Two that are handed over at once, or one while the name's present owner is deleted: one after the other.
+    let _naming = node.snapshots.naming().await;
     let _alone = found.change().await;
     let mut new = found.record();
     let name = new.name.clone().filter(|_| !new.is_deleted);

@@ -75,6 +75,10 @@ impl Failure {
             Cause::NoCapacity(shortage) => Error::NoCapacity(shortage),
             Cause::Network(error @ NetworkError::Exhausted(_)) => room(error.to_string()),
             cause if cause.is_no_room() => room(cause.to_string()),
+            cause @ Cause::Service(ServiceError::Unavailable { .. }) => Error::Unavailable {
+                context: format!("{operation}, stage {}", self.stage),
+                reason: cause.to_string(),
+            },
             cause @ Cause::Cancelled => Error::Conflict(cause.to_string()),
             cause => Error::Internal {
                 context: format!("{operation}, stage {}", self.stage),

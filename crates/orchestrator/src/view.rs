@@ -321,7 +321,7 @@ pub struct SnapshotTaken {
 /// A checked wish for children of a sandbox, which go on from the state that it has now.
 #[derive(Debug, Clone)]
 pub struct ForkRequest {
-    /// Life time of each child.
+    /// Life time of each child that has none of its own.
     pub timeout: Duration,
     /// What is asked for each of them.
     pub children: Vec<ChildRequest>,
@@ -332,6 +332,8 @@ pub struct ForkRequest {
 pub struct ChildRequest {
     /// Labels, instead of the parent's.
     pub metadata: Option<BTreeMap<String, String>>,
+    /// Its life time, instead of that of all.
+    pub timeout: Option<Duration>,
     /// Environment, over the parent's.
     pub env_vars: BTreeMap<String, String>,
 }

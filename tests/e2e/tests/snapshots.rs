@@ -9,7 +9,7 @@ use aenv_testkit::resources::stored_things;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long something that happens by itself may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -60,6 +60,7 @@ async fn children_of_a_fork_go_on_and_are_machines_of_their_own() {
     let children = fork(&client, &parent, 3).await;
     client.run(&parent, "echo parent >/root/file").await.unwrap();
     let (mut ids, mut tokens, mut random) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
     let (mut machines, mut boots) = (BTreeSet::new(), BTreeSet::new());
     for (number, child) in children.iter().enumerate() {
         witness.clone().goes_on(&client, child).await.unwrap();
@@ -73,12 +74,18 @@ async fn children_of_a_fork_go_on_and_are_machines_of_their_own() {
             "the same random bytes"
         );
         assert!(random.insert(client.run(child, "head -c 1024 /dev/urandom | sha256sum").await.unwrap()));
+        let before = now();
+        let clock: f64 = client.run(child, "date +%s.%N").await.unwrap().parse().unwrap();
+        // Give or take what a loaded machine without virtualisation drifts.
+        assert!(before - 1.0 < clock && clock < now() + 1.0, "{before} {clock}");
         machines.insert(client.run(child, MACHINE_ID).await.unwrap());
         boots.insert(boot_of(&client, child).await.unwrap());
         let detail = client.detail(child).await.unwrap();
         assert_eq!((&detail["parentID"], &detail["metadata"]["test"]), (&json!(parent.id), &json!("fork")));
         assert!(ids.insert(child.id.clone()) && tokens.insert(child.token.clone()));
     }
+    assert!(random.insert(client.run(&parent, "cat /dev/shm/drawn").await.unwrap()), "those of the parent");
+    assert!(random.insert(client.run(&parent, "head -c 1024 /dev/urandom | sha256sum").await.unwrap()));
     machines.insert(client.run(&parent, MACHINE_ID).await.unwrap());
     assert_eq!((machines.len(), boots.len()), (4, 1), "machine ids are their own, the boot is one");
     assert!(!ids.contains(&parent.id) && !tokens.contains(&parent.token));
@@ -90,6 +97,36 @@ async fn children_of_a_fork_go_on_and_are_machines_of_their_own() {
     for sandbox in children.iter().chain([&parent]) {
         assert!(client.kill(sandbox).await.unwrap());
     }
+}
+
+/// Labels, environment of new programs and life time of each; what is not asked for is as of the parent.
+#[tokio::test]
+async fn each_child_of_a_fork_has_what_was_asked_for_it() {
+    let client = shared();
+    let parent =
+        client.create(900, &json!({ "metadata": { "arm": "none" }, "envVars": { "KEPT": "yes" } })).await;
+    let parent = parent.unwrap();
+    let own = json!({ "metadata": { "arm": "a" }, "envVars": { "EXTRA": "one" }, "timeout": 600 });
+    let body = json!({ "timeout": 1800, "children": [own, {}] });
+    let answer = client.post(&format!("/sandboxes/{}/fork", parent.id), &body).await.unwrap();
+    assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text());
+    let children = answer.json();
+    let mut ends = Vec::new();
+    for (number, (arm, extra)) in [("a", "one"), ("none", "")].into_iter().enumerate() {
+        let text = |field: &str| children[number]["sandbox"][field].as_str().unwrap_or_default().to_owned();
+        let child = Sandbox { id: text("sandboxID"), token: text("envdAccessToken") };
+        assert_eq!(
+            client.run(&child, "echo $KEPT $EXTRA").await.unwrap().trim(),
+            format!("yes {extra}").trim()
+        );
+        let detail = client.detail(&child).await.unwrap();
+        assert_eq!(detail["metadata"]["arm"], arm);
+        ends.push(detail["endAt"].as_str().unwrap().to_owned());
+        assert!(client.kill(&child).await.unwrap());
+    }
+    // They are written so that the later one comes later.
+    assert!(ends[0] < ends[1], "600 seconds and 1800: {ends:?}");
+    assert!(client.kill(&parent).await.unwrap());
 }
 
 /// Whatever ends meanwhile: the sandbox, other children, the node.

@@ -85,7 +85,10 @@ impl Service {
     /// Looks at all disks once; `before` is what the last look returned.
     fn compact_disks(&self, before: &WrittenTops) -> WrittenTops {
         let mut now = WrittenTops::new();
-        let entries: Vec<Arc<DiskEntry>> = lock(&self.table).disks.values().cloned().collect();
+        let (entries, held) = {
+            let table = lock(&self.table);
+            (table.disks.values().cloned().collect::<Vec<Arc<DiskEntry>>>(), table.all_tops_used_by_others())
+        };
         for entry in entries {
             let _compacting = lock(&entry.compacting);
             let disk = match &*lock(&entry.life) {
@@ -99,6 +102,14 @@ impl Service {
             let rests = before.get(&entry.name) == Some(&written);
             now.insert(entry.name.clone(), written);
             let Some(reason) = Reason::of(&usage, rests) else { continue };
+            // Nothing is free if the oldest one is held, as it stays as long as others are made of it.
+            let is_held = |top: &Arc<SealedTop>| {
+                let held = held.get(&entry.name);
+                held.is_some_and(|held| name_of(top).is_ok_and(|name| held.contains(&name)))
+            };
+            if disk.sealed_tops().first().is_some_and(is_held) {
+                continue;
+            }
             // A guest that waits for room has none to spare for a copy.
             if !self.exports.stalled().is_empty() {
                 continue;

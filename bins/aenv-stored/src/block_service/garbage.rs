@@ -32,7 +32,7 @@ impl Service {
                 "a record cannot be read, so what it needs is not known: mend it, or delete its disk or image",
             ));
         }
-        self.prune();
+        self.prune_all();
         let (layers, directories) = {
             // Nobody comes to need a file while it is looked at; when it lies aside, nobody finds it.
             let _alone = self.collecting.write().unwrap_or_else(PoisonError::into_inner);

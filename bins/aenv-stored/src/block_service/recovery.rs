@@ -53,7 +53,7 @@ impl Service {
         service.open_disks();
         service.open_images();
         service.finish(&half_done, &half_removed);
-        service.prune();
+        service.prune_all();
         Ok(service)
     }
 

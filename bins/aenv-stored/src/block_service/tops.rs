@@ -131,12 +131,31 @@ impl Service {
     }
 
     /// Removes what deleted disks kept for others that are gone now. What cannot be removed is tried again next time. Nothing
-    /// is removed while a record cannot be read.
+    /// is removed while a record cannot be read. Disks whose tops are all needed, as most are, cost one look at all layers together.
     pub(crate) fn prune(&self) {
+        let used = lock(&self.table).all_tops_used_by_others();
+        self.prune_those(|entry, tops| {
+            let used = used.get(&entry.name);
+            let is_used = |top: &Arc<SealedTop>| {
+                used.is_some_and(|used| name_of(top).is_ok_and(|top| used.contains(&top)))
+            };
+            tops.is_empty() || !tops.iter().all(is_used)
+        });
+    }
+
+    /// As [`Self::prune`], and what a removal that was cut short left beside the tops of any disk.
+    pub(crate) fn prune_all(&self) {
+        self.prune_those(|_, _| true);
+    }
+
+    fn prune_those(&self, is_one: impl Fn(&DiskEntry, &[Arc<SealedTop>]) -> bool) {
         let entries: Vec<Arc<DiskEntry>> = lock(&self.table).disks.values().cloned().collect();
         // Others are not waited for: one that is being deleted now prunes at its end.
-        let kept = |entry: &Arc<DiskEntry>| matches!(&*lock(&entry.life), DiskLife::Kept { .. });
-        for entry in entries.into_iter().filter(kept) {
+        let is_wanted = |entry: &Arc<DiskEntry>| match &*lock(&entry.life) {
+            DiskLife::Kept { tops } => is_one(entry, tops),
+            _ => false,
+        };
+        for entry in entries.into_iter().filter(is_wanted) {
             let _operation = lock(&entry.operation);
             if let Err(left) = self.prune_one(&entry) {
                 tracing::error!(disk = %entry.name, %left, "what nobody needs cannot be removed");

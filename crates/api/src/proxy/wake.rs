@@ -146,9 +146,10 @@ fn refusal(routes: &dyn RouteTable, id: &SandboxId, error: &Error) -> Refusal {
         // It was just being paused, and is not woken by traffic then.
         Error::IsPaused(_) => without_route(routes, id),
         Error::Transitioning(_) => Refusal::Transitioning(id),
-        Error::NoCapacity(_) | Error::ShuttingDown | Error::TemplateNotReady { .. } => {
-            Refusal::Busy { id, reason: error.to_string() }
-        }
+        Error::NoCapacity(_)
+        | Error::Unavailable { .. }
+        | Error::ShuttingDown
+        | Error::TemplateNotReady { .. } => Refusal::Busy { id, reason: error.to_string() },
         Error::TemplateNotFound(_)
         | Error::InvalidArgument { .. }
         | Error::Conflict(_)

@@ -12,7 +12,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Life time of a child where the caller names none, in seconds.
 const DEFAULT_FORK_TIMEOUT: i64 = 15;
@@ -47,7 +47,7 @@ pub(crate) async fn fork(
     let started = Instant::now();
     let seconds = body.timeout.unwrap_or(DEFAULT_FORK_TIMEOUT);
     let timeout = timeout::positive(seconds, state.settings.max_timeout)?;
-    let request = ForkRequest { timeout, children: children(body)? };
+    let request = ForkRequest { timeout, children: children(body, state.settings.max_timeout)? };
     let forked = state.orchestrator.fork(&id, request).await?;
     let child = |result: Result<orchestrator::Created, orchestrator::Error>| match result {
         Ok(created) => ForkedChild::Sandbox(view::reach(created.sandbox, &state.settings)),
@@ -60,7 +60,7 @@ pub(crate) async fn fork(
     Ok(response)
 }
 
-fn children(body: ForkBody) -> Result<Vec<ChildRequest>, Failure> {
+fn children(body: ForkBody, longest: Duration) -> Result<Vec<ChildRequest>, Failure> {
     let described = body.children.len() as i64;
     let count = body.count.unwrap_or(described.max(1));
     if !(1..=MOST_CHILDREN).contains(&count) {
@@ -75,7 +75,8 @@ fn children(body: ForkBody) -> Result<Vec<ChildRequest>, Failure> {
     let child = |child: aenv_protocol::rest::ChildBody| {
         let env_vars = child.env_vars.unwrap_or_default();
         check_environment(&env_vars)?;
-        Ok(ChildRequest { metadata: child.metadata, env_vars })
+        let timeout = child.timeout.map(|seconds| timeout::positive(seconds, longest)).transpose()?;
+        Ok(ChildRequest { metadata: child.metadata, timeout, env_vars })
     };
     body.children.into_iter().map(child).collect()
 }
@@ -86,7 +87,10 @@ mod tests {
 
     #[test]
     fn the_number_of_children_is_what_was_asked_for() {
-        let of = |text: &str| children(serde_json::from_str(text).unwrap()).map(|children| children.len());
+        let of = |text: &str| {
+            children(serde_json::from_str(text).unwrap(), Duration::from_secs(3600))
+                .map(|children| children.len())
+        };
         for (body, count) in [
             ("{}", 1),
             (r#"{"count":100}"#, 100),
@@ -101,8 +105,18 @@ mod tests {
             r#"{"count":-1}"#,
             r#"{"count":3,"children":[{}]}"#,
             r#"{"children":[{"envVars":{"A=B":"x"}}]}"#,
+            r#"{"children":[{"timeout":0}]}"#,
+            r#"{"children":[{},{"timeout":3601}]}"#,
         ] {
             assert!(of(body).is_err(), "{body}");
         }
+    }
+
+    #[test]
+    fn a_child_may_have_a_life_time_of_its_own() {
+        let body = serde_json::from_str(r#"{"children":[{"timeout":60},{}]}"#).unwrap();
+        let children = children(body, Duration::from_secs(3600)).unwrap();
+        let times: Vec<_> = children.iter().map(|child| child.timeout).collect();
+        assert_eq!(times, [Some(Duration::from_secs(60)), None]);
     }
 }

@@ -71,6 +71,7 @@ async fn snapshots_are_taken_listed_in_pages_started_from_and_deleted() {
     assert_eq!(listed(&harness, &format!("sandboxID={other}")).await, Vec::<String>::new());
     assert_eq!(listed(&harness, "name=setup:v2").await, ids[2..3]);
     assert_eq!(listed(&harness, "name=setup").await, [ids[2].clone(), ids[1].clone()], "any tag of it");
+    assert_eq!(listed(&harness, "name=Setup:V2").await, ids[2..3], "as names are taken");
     assert_eq!(listed(&harness, "name=none").await, Vec::<String>::new());
     let first = harness.call("GET", "/snapshots?limit=3", "").await;
     let token = first.headers["x-next-token"].to_str().unwrap();

@@ -248,8 +248,8 @@ impl Saves {
     pub(crate) fn next_step(&self, failed: Option<&Step>) -> Option<Step> {
         let pending = self.kept.iter().find(|save| save.is_memory_pending());
         let last = || self.last().filter(|save| !save.is_local()).map(|save| Step::MakeLocal(save.number));
-        let store = pending.map(|save| Step::StoreMemory(save.number)).or_else(|| self.hand_over());
-        let store = store.or_else(last);
+        let store = pending.map(|save| Step::StoreMemory(save.number));
+        let store = store.or_else(|| self.claimed_and_not_local()).or_else(|| self.hand_over()).or_else(last);
         let forget = Some(Step::Forget(self.dropped.clone())).filter(|_| !self.dropped.is_empty());
         match failed {
             None | Some(Step::Forget(_)) => store.or(forget),
@@ -265,6 +265,13 @@ impl Saves {
         pending.or_else(|| self.hand_over())
     }
 
+    /// What a snapshot is handed, the sandbox must be able to go back to: its disk could not go back to something older any more,
+    /// which that snapshot would keep the rest of.
+    fn claimed_and_not_local(&self) -> Option<Step> {
+        let claimed = self.kept.iter().find(|save| !save.claims.is_empty() && !save.is_local())?;
+        Some(Step::MakeLocal(claimed.number))
+    }
+
     fn hand_over(&self) -> Option<Step> {
         let stored = self.kept.iter().filter(|save| !save.is_memory_pending());
         stored.filter_map(|save| Some(Step::HandOver(save.number, save.claims.first()?.clone()))).next()
@@ -274,6 +281,27 @@ impl Saves {
     pub(crate) fn drop_claim(&mut self, snapshot: &TemplateId) {
         for save in &mut self.kept {
             save.claims.retain(|claim| claim != snapshot);
+        }
+    }
+
+    /// The power was cut: what is not durable is not to be handed to anybody.
+    pub(crate) fn drop_claims_not_local(&mut self) {
+        self.kept.iter_mut().filter(|save| !save.is_local()).for_each(|save| save.claims.clear());
+    }
+
+    /// Snapshots that cannot be had while this step fails.
+    pub(crate) fn claims_behind(&self, step: &Step) -> Vec<TemplateId> {
+        let claims_of = |is_behind: &dyn Fn(&Save) -> bool| {
+            self.kept.iter().filter(|save| is_behind(save)).flat_map(|save| save.claims.clone()).collect()
+        };
+        match step {
+            // The lowest is stored first, and those above may lie on it.
+            Step::StoreMemory(number) => {
+                claims_of(&|save| save.number >= *number && save.is_memory_pending())
+            }
+            Step::MakeLocal(number) => claims_of(&|save| save.number == *number),
+            Step::HandOver(_, snapshot) => vec![snapshot.clone()],
+            Step::Forget(_) => Vec::new(),
         }
     }
 
@@ -302,177 +330,4 @@ impl Saves {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    pub(crate) fn save(number: u64, durability: Durability, over: Option<u64>) -> Save {
-        let chain = MemoryChain { image: Some(PathBuf::from(format!("m{number}"))), layers: Vec::new() };
-        Save {
-            number,
-            saved_at: jiff::Timestamp::UNIX_EPOCH,
-            mode: PauseMode::Full,
-            durability,
-            binding: MemoryBinding {
-                vmm: Identity {
-                    driver: "fake".to_owned(),
-                    version: "1".to_owned(),
-                    accelerator: "tcg".to_owned(),
-                    cpu_model: "fake".to_owned(),
-                },
-                kernel_sha256: "k".to_owned(),
-                initramfs_sha256: "i".to_owned(),
-            },
-            disk: Base::File(PathBuf::from("disk")),
-            disk_bytes: None,
-            start: Start::default(),
-            over,
-            memory: (durability >= Durability::Local).then_some(MemoryLayer { chain, stored_bytes: 1 }),
-            report: None,
-            stopped: Duration::ZERO,
-            flushed: true,
-            claims: Vec::new(),
-        }
-    }
-
-    fn kept(saves: &Saves) -> Vec<u64> {
-        saves.kept.iter().map(|save| save.number).collect()
-    }
-
-    fn of(saves: Vec<Save>) -> Saves {
-        let last_number = saves.last().map_or(0, |save| save.number);
-        Saves { kept: saves, last_number, ..Saves::default() }
-    }
-
-    #[test]
-    fn the_last_local_one_stays_until_a_later_one_is() {
-        use Durability::{Local, Process};
-        let mut saves = of(vec![save(1, Local, None), save(2, Process, None), save(3, Process, None)]);
-        saves.drop_unneeded(&Present::default());
-        assert_eq!((kept(&saves), saves.dropped.as_slice()), (vec![1, 3], &[2][..]));
-        assert_eq!(saves.next_step(None), Some(Step::StoreMemory(3)));
-        assert_eq!(saves.next_step(Some(&Step::StoreMemory(3))), Some(Step::Forget(vec![2])));
-        assert_eq!(saves.next_step(Some(&Step::Forget(vec![2]))), Some(Step::StoreMemory(3)));
-        saves.dropped.clear();
-        assert_eq!(saves.next_step(Some(&Step::StoreMemory(3))), Some(Step::StoreMemory(3)));
-        saves.get_mut(3).unwrap().memory = save(3, Local, None).memory;
-        assert_eq!(saves.next_step(None), Some(Step::MakeLocal(3)));
-        saves.get_mut(3).unwrap().durability = Local;
-        saves.drop_unneeded(&Present::default());
-        assert_eq!((kept(&saves), saves.dropped.as_slice()), (vec![3], &[1][..]));
-        saves.dropped.clear();
-        assert_eq!(saves.next_step(None), None);
-    }
-
-    #[test]
-    fn what_is_laid_over_others_keeps_them_until_it_is_stored() {
-        use Durability::Process;
-        let mut saves =
-            of(vec![save(1, Process, None), save(2, Process, Some(1)), save(3, Process, Some(2))]);
-        saves.drop_unneeded(&Present::default());
-        assert_eq!(kept(&saves), [1, 2, 3]);
-        assert_eq!(saves.next_step(None), Some(Step::StoreMemory(1)), "the lowest first");
-        for number in [1, 2] {
-            saves.get_mut(number).unwrap().memory = save(number, Durability::Local, None).memory;
-        }
-        saves.drop_unneeded(&Present::default());
-        assert_eq!(kept(&saves), [2, 3]);
-    }
-
-    #[test]
-    fn what_a_layer_may_lie_on_stays_until_it_is_stored() {
-        use Durability::{Local, Process};
-        // The second one is stored, but not durable yet; the third lies over what the VMM was started from.
-        let mut second = save(2, Process, None);
-        second.memory = save(2, Local, None).memory;
-        let mut saves = of(vec![save(1, Local, None), second, save(3, Process, None)]);
-        saves.drop_unneeded(&Present::default());
-        assert_eq!(kept(&saves), [1, 2, 3]);
-        saves.get_mut(3).unwrap().memory = save(3, Local, None).memory;
-        saves.drop_unneeded(&Present::default());
-        assert_eq!(kept(&saves), [1, 3]);
-    }
-
-    #[test]
-    fn a_layer_is_used_by_whoever_lies_on_it() {
-        use Durability::{Local, Process};
-        let layers = |numbers: &[u64]| {
-            let layers = numbers.iter().map(|number| PathBuf::from(format!("l{number}"))).collect();
-            MemoryChain { image: Some(PathBuf::from("flat")), layers }
-        };
-        let mut stored = save(4, Local, None);
-        stored.memory.as_mut().unwrap().chain = layers(&[2, 4]);
-        let mut pending = save(5, Process, None);
-        pending.start = Start { chain: layers(&[1]), save: Some(1), snapshot: None };
-        let saves = of(vec![stored, pending]);
-        let present = Present {
-            start: Some(Start { chain: layers(&[3]), save: Some(3), snapshot: None }),
-            captured: None,
-        };
-        let used = |present| saves.used_layers(present).into_iter().collect::<Vec<_>>();
-        assert_eq!(used(&present), ["l1", "l2", "l3", "l4"].map(PathBuf::from));
-        assert_eq!(used(&Present::default()), ["l1", "l2", "l4"].map(PathBuf::from));
-
-        // Those that are removed but for their layer are removed as a whole with the sandbox.
-        let mut saves = saves;
-        saves.dropped = vec![2, 3];
-        saves.forgotten(&[2], vec![1, 2]);
-        assert_eq!((saves.dropped.as_slice(), saves.numbers()), (&[3][..], vec![4, 5, 3, 1, 2]));
-    }
-
-    #[test]
-    fn what_is_not_stored_does_not_grow_for_ever() {
-        let changed = |number, pages| {
-            let report = CaptureReport {
-                base: CaptureBase::PreviousCapture,
-                changed_pages: pages,
-                ..CaptureReport::default()
-            };
-            Save { report: Some(report), ..save(number, Durability::Process, Some(number - 1)) }
-        };
-        let memory = 100 * PAGE_BYTES;
-        let few = of(vec![save(1, Durability::Local, None), changed(2, 60), changed(3, 40)]);
-        assert_eq!((few.is_backlog_full(memory), few.unstored_bytes()), (false, memory));
-        assert!(of(vec![changed(2, 60), changed(3, 41)]).is_backlog_full(memory));
-        assert!(of((2..18).map(|number| changed(number, 0)).collect()).is_backlog_full(memory));
-        // One that is whole sets all of them free.
-        let mut saves = of(vec![changed(2, 60), changed(3, 41), save(4, Durability::Process, None)]);
-        saves.drop_unneeded(&Present::default());
-        assert_eq!((kept(&saves), saves.dropped.len()), (vec![4], 2));
-    }
-
-    #[test]
-    fn what_a_vmm_was_started_from_stays() {
-        use Durability::Local;
-        let mut saves = of(vec![save(1, Local, None), save(2, Local, None)]);
-        let start = Start { save: Some(1), ..Start::default() };
-        let present = Present { start: Some(start), captured: None };
-        saves.drop_unneeded(&present);
-        assert_eq!(kept(&saves), [1, 2]);
-        saves.drop_unneeded(&Present::default());
-        assert_eq!(kept(&saves), [2]);
-    }
-
-    #[test]
-    fn a_number_is_dropped_until_it_is_kept_and_never_used_twice() {
-        let mut saves = Saves::default();
-        assert_eq!((saves.begin(), saves.numbers()), (1, vec![1]));
-        assert_eq!(saves.next_step(None), Some(Step::Forget(vec![1])));
-        saves.dropped.clear();
-        assert_eq!(saves.begin(), 2);
-        saves.keep(save(2, Durability::Process, None));
-        assert_eq!((kept(&saves), saves.dropped.len()), (vec![2], 0));
-    }
-
-    #[test]
-    fn a_fallback_drops_what_came_later() {
-        use Durability::{Local, Process};
-        let mut saves = of(vec![save(1, Local, None), save(2, Process, None)]);
-        assert!(!saves.clone().fall_back(LossCause::HostRestarted, |_| false));
-        assert!(saves.fall_back(LossCause::HostRestarted, Save::is_local));
-        assert_eq!((kept(&saves), saves.dropped.as_slice()), (vec![1], &[2][..]));
-        assert_eq!(saves.fallback, Some(LossCause::HostRestarted));
-        assert_eq!(saves.begin(), 3);
-        saves.keep(save(3, Process, None));
-        assert_eq!(saves.fallback, None);
-    }
-}
+mod tests;

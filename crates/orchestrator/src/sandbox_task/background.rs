@@ -45,7 +45,10 @@ impl SavingTrouble {
             SaveTrouble::NoCapacity => {
                 Error::NoCapacity(Shortage::Room(format!("{context}: {}", self.reason)))
             }
-            SaveTrouble::BlockServiceAway | SaveTrouble::Internal => {
+            SaveTrouble::BlockServiceAway => {
+                Error::Unavailable { context: context.to_owned(), reason: self.reason.clone() }
+            }
+            SaveTrouble::Internal => {
                 Error::Internal { context: context.to_owned(), reason: self.reason.clone() }
             }
         }
@@ -213,5 +216,19 @@ impl SandboxTask {
             tracing::error!(sandbox = %self.vm.record.id, %error, "a step of a save ended early");
         }
         self.saving.cancel = CancellationToken::new();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_waits_learns_whether_to_try_again() {
+        let away = || ServiceError::Unavailable { socket: "/s".into(), reason: "away".to_owned() };
+        let told = |cause| SavingTrouble::of(&cause).to_error("storing");
+        assert!(matches!(told(Cause::Service(away())), Error::Unavailable { .. }));
+        assert!(matches!(told(Cause::NoCapacity(Shortage::Room(String::new()))), Error::NoCapacity(_)));
+        assert!(matches!(told(Cause::Cancelled), Error::Internal { .. }));
     }
 }

@@ -28,7 +28,6 @@ use crate::journal::{Loss, Tenancy};
 use crate::lifecycle::{Event, Phase};
 use crate::node::Node;
 use crate::pause::GrowingPause;
-use crate::pausing::let_programs_go;
 use crate::view::{OnTimeout, PauseRequest, Paused, ResumeRequest, Resumed, SandboxView};
 use crate::vm::Vm;
 use aenv_vmm::{Exit, ExitCause, Machine};
@@ -242,22 +241,20 @@ impl SandboxTask {
         }
     }
 
-    /// Leaves the sandbox to the next process, after what is under way has come to its next step.
+    /// Leaves the sandbox to the next process, after what is under way has come to its next step. A guest that is to run does.
     async fn leave(mut self) {
-        if let Some((_, work)) = &mut self.work
-            && let Done::Paused(end) | Done::Copied(end) = work.await
-        {
-            let is_to_run = end.snapshot.is_some() || end.result.is_err();
-            let machine = end.vm.machine.as_ref().filter(|_| end.stood_still && is_to_run);
-            match machine {
-                None => {}
-                Some(machine) => match machine.resume().await {
-                    Ok(()) => let_programs_go(&self.node, &end.vm, &end.tenancy).await,
-                    Err(error) => {
-                        tracing::warn!(sandbox = %end.vm.record.id, %error, "a guest stands still until the next process adopts it");
-                    }
-                },
-            }
+        let stands_still = match &mut self.work {
+            Some((_, work)) => match work.await {
+                Done::Paused(end) | Done::Copied(end) => {
+                    let is_to_run = end.snapshot.is_some() || end.result.is_err();
+                    (end.stood_still && is_to_run).then_some((end.vm, end.tenancy))
+                }
+                Done::Resumed(_) | Done::Released(..) => None,
+            },
+            None => self.interrupted.then_some((self.vm, self.tenancy)),
+        };
+        if let Some((vm, tenancy)) = stands_still {
+            adoption::hurried(&self.node, &vm, &tenancy).await;
         }
     }
 

@@ -136,6 +136,11 @@ impl SandboxTask {
         let Some(save) = record.saves.kept.last_mut() else {
             return answer(reply, Err(Error::Transitioning(record.id)));
         };
+        if snapshot.mode == PauseMode::Filesystem && save.mode == PauseMode::Full && !save.flushed {
+            let reason = "it had not flushed its disk before it was paused, and what it had not written is in its memory \
+                          only: keep that too, or resume the sandbox first";
+            return answer(reply, Err(Error::GuestUnresponsive { id: record.id, reason: reason.to_owned() }));
+        }
         if save.mode == PauseMode::Filesystem {
             snapshot.mode = PauseMode::Filesystem;
         }
@@ -209,12 +214,17 @@ impl SandboxTask {
         }
     }
 
-    /// What cannot be stored is no snapshot: whoever waits is told why, and nothing of it stays.
+    /// What cannot be stored is no snapshot: whoever waits is told why, and nothing of it stays. Those that do not need the step
+    /// which failed are waited for.
     pub(super) async fn withdraw_snapshots(&mut self, step: &Step, trouble: &SavingTrouble) {
-        if self.snapshot_waiters.is_empty() || !matches!(step, Step::StoreMemory(_) | Step::HandOver(..)) {
+        let behind = self.vm.record.saves.claims_behind(step);
+        let needs_it = |waiter: &mut SnapshotWaiter| {
+            behind.contains(&waiter.taken.snapshot.read(|record| record.id.clone()))
+        };
+        let waiters: Vec<_> = self.snapshot_waiters.extract_if(.., needs_it).collect();
+        if waiters.is_empty() {
             return;
         }
-        let waiters = std::mem::take(&mut self.snapshot_waiters);
         let mut record = self.vm.record.clone();
         let mut withdrawn = Vec::new();
         for SnapshotWaiter { taken, reply } in waiters {

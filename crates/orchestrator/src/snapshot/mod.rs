@@ -27,6 +27,8 @@ use tokio::sync::{OnceCell, watch};
 
 /// Name of the file with the devices in the directory of a snapshot.
 pub(crate) const STATE: &str = "state";
+/// Letters of the id of a snapshot or a template. Source: [`crate::random::snapshot_id`].
+const ID_LENGTH: usize = 21;
 /// The tag of a name that has none.
 pub(crate) const DEFAULT_TAG: &str = "default";
 
@@ -56,6 +58,8 @@ pub(crate) struct SnapshotUse {
 #[derive(Default)]
 pub(crate) struct Snapshots {
     entries: RwLock<BTreeMap<TemplateId, Arc<Snapshot>>>,
+    /// Held while a name may pass from one to another, and while what may have a name is deleted; before [`Snapshot::change`].
+    naming: tokio::sync::Mutex<()>,
 }
 
 impl Snapshots {
@@ -65,7 +69,7 @@ impl Snapshots {
             record.is_deleted |= record.purpose == Purpose::Fork;
             (record.id.clone(), Arc::new(Snapshot::new(record)))
         };
-        Self { entries: RwLock::new(records.into_iter().map(entry).collect()) }
+        Self { entries: RwLock::new(records.into_iter().map(entry).collect()), ..Self::default() }
     }
 
     /// Enters one that was just journalled.
@@ -89,18 +93,33 @@ impl Snapshots {
         self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
 
-    /// The one that has this name, other than `id`, as far as it is stored.
+    /// Waits until nobody else changes what has which name.
+    pub(crate) async fn naming(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.naming.lock().await
+    }
+
+    /// The one that has this name, other than `id`, as far as it is stored and not to go.
     pub(crate) fn named(&self, name: &(String, String), id: &TemplateId) -> Option<Arc<Snapshot>> {
         let is_it = |record: &SnapshotRecord| {
-            record.id != *id && record.parts.is_some() && record.name.as_ref() == Some(name)
+            let is_other = record.id != *id && !record.is_deleted;
+            is_other && record.parts.is_some() && record.name.as_ref() == Some(name)
         };
         self.all().into_iter().find(|snapshot| snapshot.read(is_it))
     }
 
-    /// The one that callers mean by an id or a name, an optional tag included.
+    /// The one that callers mean by an id or a name, an optional tag included, in letters of either case. An id comes first.
     pub(crate) fn find(&self, asked: &str) -> Option<Arc<Snapshot>> {
-        let shown = self.all().into_iter().filter(|snapshot| snapshot.read(is_shown));
-        let meant = shown.filter(|snapshot| snapshot.read(|record| answers_to(record, asked)));
+        let asked = asked.to_ascii_lowercase();
+        let (text, tag) = asked.split_once(':').unwrap_or((&asked, DEFAULT_TAG));
+        let id = text.parse().ok().filter(|_| tag == DEFAULT_TAG);
+        if let Some(found) = id.and_then(|id| self.get(&id)).filter(|found| found.read(is_shown)) {
+            return Some(found);
+        }
+        let has_name = |record: &SnapshotRecord| {
+            let name = record.name.as_ref();
+            is_shown(record) && name.is_some_and(|name| (name.0.as_str(), name.1.as_str()) == (text, tag))
+        };
+        let meant = self.all().into_iter().filter(|snapshot| snapshot.read(has_name));
         // One that is still being stored takes the name over when it is.
         meant.max_by_key(|snapshot| snapshot.read(|record| (record.parts.is_some(), record.created_at)))
     }
@@ -214,14 +233,15 @@ fn is_shown(record: &SnapshotRecord) -> bool {
     record.purpose == Purpose::Kept && !record.is_deleted
 }
 
-fn answers_to(record: &SnapshotRecord, asked: &str) -> bool {
-    let (text, tag) = asked.split_once(':').unwrap_or((asked, DEFAULT_TAG));
-    let is_id = text == record.id.as_str() && tag == DEFAULT_TAG;
-    is_id || record.name.as_ref().is_some_and(|name| (name.0.as_str(), name.1.as_str()) == (text, tag))
+/// Whether a name could be taken for the id of a snapshot or a template, of one that is still to be made, too.
+pub(crate) fn is_like_id(name: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    name.len() == ID_LENGTH && name.starts_with(['s', 't']) && name.bytes().all(is_letter)
 }
 
 /// Deletes a snapshot for callers: it goes when nothing uses it.
 pub(crate) async fn delete(node: &Arc<Node>, snapshot: &Arc<Snapshot>) -> Result<(), Error> {
+    let _naming = node.snapshots.naming().await;
     let _alone = snapshot.change().await;
     let mut record = snapshot.record();
     if record.is_deleted {

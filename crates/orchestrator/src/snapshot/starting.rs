@@ -27,6 +27,10 @@ pub(crate) struct SnapshotStart {
 pub(crate) async fn start_of(node: &Node, snapshot: &Arc<Snapshot>) -> Result<SnapshotStart, Error> {
     // First, so that it stays from here on.
     let used = snapshot.take();
+    if let Some(gone) = snapshot.gone() {
+        // Deleted since it was found.
+        return Err(gone);
+    }
     let record = snapshot.record();
     let Some(parts) = record.parts.clone() else {
         let name = record.id.to_string();

@@ -44,7 +44,7 @@ fn found(snapshots: &Snapshots, asked: &str) -> Option<String> {
 fn one_is_found_by_its_id_and_by_its_name() {
     let named = Some(("setup", "v2"));
     let snapshots = Snapshots::new(vec![record("s1", named, 1, true), record("s2", None, 2, true)]);
-    for asked in ["s1", "s1:default", "setup:v2"] {
+    for asked in ["s1", "s1:default", "setup:v2", "S1", "Setup:V2"] {
         assert_eq!(found(&snapshots, asked).as_deref(), Some("s1"), "{asked}");
     }
     for asked in ["setup", "setup:default", "s1:v2", "s3", ""] {
@@ -55,6 +55,20 @@ fn one_is_found_by_its_id_and_by_its_name() {
     snapshots.enter(SnapshotRecord { is_deleted: true, ..record("s4", None, 3, true) });
     assert_eq!((found(&snapshots, "s3"), found(&snapshots, "s4")), (None, None));
     assert_eq!(snapshots.views().len(), 2);
+}
+
+#[test]
+fn an_id_comes_before_a_name_of_the_same_letters() {
+    let named = Some(("s1", DEFAULT_TAG));
+    let snapshots = Snapshots::new(vec![record("s1", None, 1, true), record("s2", named, 2, true)]);
+    assert_eq!(found(&snapshots, "s1").as_deref(), Some("s1"));
+    snapshots.enter(SnapshotRecord { is_deleted: true, ..record("s1", None, 1, true) });
+    assert_eq!(found(&snapshots, "s1").as_deref(), Some("s2"));
+    let id = crate::random::snapshot_id().unwrap();
+    assert!(is_like_id(id.as_str()) && is_like_id(crate::random::template_id().unwrap().as_str()));
+    for name in ["setup", "s1", &id.as_str()[1..], &format!("{id}x"), &id.as_str().replace('s', "x")] {
+        assert!(!is_like_id(name), "{name}");
+    }
 }
 
 #[test]

@@ -4,7 +4,8 @@ use crate::crash::{crash, runtime};
 use crate::pause::{pause, resume};
 use crate::world::{HOUR, SOON, World, eventually, request};
 use aenv_orchestrator::{
-    Capacity, Durability, Error, Orchestrator, ResumeRequest, SandboxState, Settings, Shortage, Tier,
+    Capacity, ChildRequest, Durability, Error, ForkRequest, Orchestrator, ResumeRequest, SandboxState,
+    Settings, Shortage, Tier,
 };
 use aenv_protocol::ids::SandboxId;
 use aenv_testkit::{Counts, Fault, Operation};
@@ -287,4 +288,43 @@ async fn there_are_never_more_guests_than_memory() {
     .await;
     node.shutdown().await;
     world.only(0).await;
+}
+
+fn fork(children: usize) -> ForkRequest {
+    ForkRequest { timeout: HOUR, children: vec![ChildRequest::default(); children] }
+}
+
+#[tokio::test]
+async fn a_parent_is_not_stopped_for_children_that_have_no_room() {
+    let world = World::prepared().await;
+    let node = world.start_with(room_for(&world, 1, 0)).await.unwrap();
+    let id = create(&node).await;
+    let before = world.host.log().len();
+    let error = node.fork(&id, fork(2)).await.unwrap_err();
+    assert!(matches!(error, Error::NoCapacity(Shortage::Memory { .. })), "{error}");
+    assert!(!world.host.log()[before..].iter().any(|call| matches!(call, Operation::Sync | Operation::Stop)));
+    // Of two, the one for which there is room.
+    node.shutdown().await;
+    let node = world.start_with(room_for(&world, 2, 0)).await.unwrap();
+    let children = node.fork(&id, fork(2)).await.unwrap().children;
+    assert_eq!(children.iter().filter(|child| child.is_ok()).count(), 1);
+    node.shutdown().await;
+}
+
+#[tokio::test]
+async fn others_need_not_wait_behind_all_children_of_a_fork() {
+    let world = World::prepared().await;
+    let mut settings = world.settings(0);
+    settings.max_starting = 1;
+    settings.deadlines.step = Duration::from_secs(3);
+    let node = world.start_with(settings).await.unwrap();
+    let id = create(&node).await;
+    world.host.fail_call(Operation::Load, 0, Fault::HangBefore);
+    let (forking, parent) = (node.clone(), id.clone());
+    let forked = tokio::spawn(async move { forking.fork(&parent, fork(5)).await });
+    world.host.wait_for_hang(1).await;
+    assert_eq!((node.capacity().starting, node.capacity().waiting), (1, 0));
+    let children = forked.await.unwrap().unwrap().children;
+    assert_eq!(children.iter().filter(|child| child.is_ok()).count(), 4, "all but the one that hung");
+    node.shutdown().await;
 }

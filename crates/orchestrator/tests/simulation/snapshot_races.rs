@@ -4,8 +4,8 @@ use crate::pause::resume;
 use crate::snapshots::{FULL, child, end, see, worlds, write};
 use crate::world::{HOUR, SOON, World, eventually, request};
 use aenv_orchestrator::{
-    Deadlines, Error, Orchestrator, PauseMode, PauseRequest, PausedAll, Settings, SnapshotRequest,
-    SnapshotState, SnapshotTaken,
+    CreateRequest, Deadlines, Error, OnTimeout, Orchestrator, PauseMode, PauseRequest, PausedAll, Settings,
+    SnapshotRequest, SnapshotState, SnapshotTaken,
 };
 use aenv_protocol::ids::SandboxId;
 use aenv_testkit::{Fault, Operation};
@@ -190,4 +190,101 @@ async fn a_guest_is_greeted_when_its_node_ends_during_a_snapshot() {
         eventually("it is greeted", || world.host.inits(&name).len() > greeted).await;
         end(&world, &node).await;
     }
+}
+
+/// What it would be handed was never synced, and nobody was told that it is there.
+#[tokio::test]
+async fn a_power_cut_takes_a_snapshot_that_was_not_handed_over() {
+    let world = World::with_store(false).await;
+    let node = start(&world).await;
+    let id = node.create(request()).await.unwrap().sandbox.id;
+    let caller = hanging(&world, &node, &id, (Operation::CreateImage, PauseMode::Full)).await;
+    node.shutdown().await;
+    assert!(matches!(caller.await.unwrap(), Err(Error::ShuttingDown)));
+    world.host.restart();
+    let settings = Settings { host_boot_id: "another boot".to_owned(), ..settings(&world) };
+    let node = world.start_with(settings).await.unwrap();
+    assert!(node.snapshots().is_empty());
+    assert!(matches!(node.get(&id), Err(Error::SandboxLost { .. })));
+    node.kill(&id).await.unwrap();
+    end(&world, &node).await;
+    assert_eq!(world.rows(), 0);
+}
+
+/// Its disk alone lacks what the guest had not written when it was paused.
+#[tokio::test]
+async fn the_disk_of_a_paused_guest_that_did_not_flush_is_no_snapshot() {
+    let world = World::with_store(false).await;
+    let node = start(&world).await;
+    let id = node.create(request()).await.unwrap().sandbox.id;
+    write(&world, &id, 1);
+    world.host.fail_call(Operation::Sync, 0, Fault::Fail);
+    pause_soon(&node, &id).await;
+    let disk_alone = SnapshotRequest { mode: PauseMode::Filesystem, ..FULL };
+    let refused = node.snapshot(&id, disk_alone.clone()).await;
+    assert!(matches!(refused, Err(Error::GuestUnresponsive { .. })), "{refused:?}");
+    let of = node.snapshot(&id, FULL).await.unwrap().snapshot.id;
+    assert_eq!(see(&world, &child(&node, of.as_str()).await), (1, 1));
+    resume(&node, &id).await;
+    pause_soon(&node, &id).await;
+    node.snapshot(&id, disk_alone).await.unwrap();
+    end(&world, &node).await;
+}
+
+/// Several that are to have one name at once, and what had it before is deleted at that moment.
+#[tokio::test]
+async fn a_name_is_one_snapshots_whoever_comes_first() {
+    let world = World::with_store(false).await;
+    let node = start(&world).await;
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(node.create(request()).await.unwrap().sandbox.id);
+    }
+    let named = SnapshotRequest { name: Some(("setup".to_owned(), "default".to_owned())), ..FULL };
+    let mut before = node.snapshot(&ids[0], named.clone()).await.unwrap().snapshot.id;
+    for _ in 0..10 {
+        let taken = futures_util::future::join_all(ids.iter().map(|id| node.snapshot(id, named.clone())));
+        let (taken, deleted) = tokio::join!(taken, node.delete_snapshot(before.as_str()));
+        deleted.unwrap();
+        for taken in taken {
+            taken.unwrap();
+        }
+        let views = node.snapshots();
+        assert!(views.iter().all(|view| view.id != before), "what was deleted stays so");
+        let with_name: Vec<_> = views.iter().filter(|view| view.name.is_some()).collect();
+        assert_eq!(with_name.len(), 1);
+        before = with_name[0].id.clone();
+        for view in views.iter().filter(|view| view.id != before) {
+            node.delete_snapshot(view.id.as_str()).await.unwrap();
+        }
+    }
+    node.shutdown().await;
+    let node = start(&world).await;
+    assert_eq!(node.snapshots().iter().map(|view| view.id.clone()).collect::<Vec<_>>(), [before]);
+    end(&world, &node).await;
+}
+
+/// The snapshot keeps what the disk would have to give up to go back to an older save.
+#[tokio::test]
+async fn after_a_power_cut_a_sandbox_goes_back_to_its_last_snapshot() {
+    let world = World::with_store(false).await;
+    let node = start(&world).await;
+    let wanted = CreateRequest { on_timeout: OnTimeout::Pause(PauseMode::Full), ..request() };
+    let id = node.create(wanted).await.unwrap().sandbox.id;
+    pause_soon(&node, &id).await;
+    world.settled(&node, &id).await;
+    resume(&node, &id).await;
+    write(&world, &id, 2);
+    node.snapshot(&id, FULL).await.unwrap();
+    world.host.fail_always(Operation::CreateImage, Fault::HangBefore);
+    write(&world, &id, 3);
+    pause_soon(&node, &id).await;
+    node.shutdown().await;
+    world.host.heal();
+    world.host.restart();
+    let settings = Settings { host_boot_id: "another boot".to_owned(), ..settings(&world) };
+    let node = world.start_with(settings).await.unwrap();
+    resume(&node, &id).await;
+    assert_eq!(see(&world, &id), (2, 2));
+    end(&world, &node).await;
 }

@@ -214,6 +214,9 @@ async fn a_paused_sandbox_stays_paused_and_without_memory_it_boots() {
         for of in [of_running, of_cold] {
             assert_eq!(of.snapshot.mode, PauseMode::Filesystem);
             assert_eq!(see(&world, &child(&node, of.snapshot.id.as_str()).await), (0, 5), "it booted");
+            let views = node.snapshots();
+            let users = views.iter().find(|view| view.id == of.snapshot.id).map(|view| view.users);
+            assert_eq!(users, Some(0), "nothing maps its memory");
         }
         resume(&node, &id).await;
         assert_eq!(see(&world, &id), (5, 5));
@@ -237,8 +240,11 @@ async fn a_name_is_taken_over_and_those_of_templates_are_refused() {
     assert_eq!((names(first.id.as_str()), names(second.id.as_str())), (None, Some("setup".to_owned())));
     assert_eq!(see(&world, &child(&node, "setup").await), (2, 2));
     assert_eq!(see(&world, &child(&node, first.id.as_str()).await), (1, 1));
-    let refused = node.snapshot(&id, named("base")).await.unwrap_err();
-    assert!(matches!(refused, Error::InvalidArgument { field: "name", .. }));
+    for name in ["base", first.id.as_str()] {
+        let refused = node.snapshot(&id, named(name)).await.unwrap_err();
+        assert!(matches!(refused, Error::InvalidArgument { field: "name", .. }));
+    }
+    assert_eq!(see(&world, &child(&node, "Setup").await), (2, 2));
     assert!(matches!(node.delete_snapshot("base").await, Err(Error::Conflict(_))));
     assert!(matches!(node.delete_snapshot("nobody").await, Err(Error::TemplateNotFound(_))));
     node.delete_snapshot("setup").await.unwrap();
@@ -344,6 +350,7 @@ async fn children_of_a_fork_go_on_from_the_same_state() {
         let mut wanted = fork(3);
         wanted.children[1] = ChildRequest {
             metadata: Some(labels.clone()),
+            timeout: Some(Duration::from_secs(60)),
             env_vars: BTreeMap::from([("EXTRA".to_owned(), "1".to_owned())]),
         };
         let forked = node.fork(&id, wanted).await.unwrap();
@@ -357,6 +364,7 @@ async fn children_of_a_fork_go_on_from_the_same_state() {
             assert_eq!(see(&world, &child.id), (1, 1));
             assert_eq!((&child.template_id, child.parent.as_ref()), (&parent.template_id, Some(&id)));
             assert_eq!(child.metadata, if number == 1 { labels.clone() } else { request().metadata });
+            assert_eq!(child.life_time, if number == 1 { Duration::from_secs(60) } else { HOUR });
             assert!(child.access_token.is_some() && child.access_token != parent.access_token);
             let init = world.host.inits(&World::vm_name(&child.id)).pop().unwrap();
             assert_eq!(init.env_vars.get("A").map(String::as_str), Some("b"));

@@ -28,6 +28,8 @@ pub mod code {
     pub const PAUSED: &str = "sandbox_paused";
     /// The template is known but cannot be used yet.
     pub const TEMPLATE_NOT_READY: &str = "template_not_ready";
+    /// Something that the node needs does not answer now: try later. Ours.
+    pub const UNAVAILABLE: &str = "service_unavailable";
     /// The node is about to stop.
     pub const SHUTTING_DOWN: &str = "node_shutting_down";
 }

@@ -90,6 +90,9 @@ pub struct ChildBody {
     /// Labels instead of the parent's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<BTreeMap<String, String>>,
+    /// Its life time in seconds, instead of that of all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<i64>,
     /// Environment of processes that are started from now on, over the parent's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_vars: Option<BTreeMap<String, String>>,

@@ -8,7 +8,7 @@ use super::{ServiceDisks, name};
 use crate::disks::{Base, MemoryChain, SnapshotParts};
 use crate::stage::Cause;
 use aenv_protocol::ids::TemplateId;
-use aenv_storage::block_service::{LayerRef, Name};
+use aenv_storage::block_service::{LayerRef, Name, ServiceError};
 use std::path::PathBuf;
 
 /// First letters of the names of our images: the disk, the files of the memory, the same to be mapped.
@@ -64,13 +64,59 @@ impl ServiceDisks {
         snapshot: &TemplateId,
         parts: Option<&SnapshotParts>,
     ) -> Result<(), Cause> {
+        let layers = match parts {
+            Some(parts) => parts.memory.iter().flat_map(|chain| chain.layers.clone()).collect(),
+            // Withdrawn while it was handed something: what its memory was to be lies in the image alone.
+            None => self.files_of(&image_name(MEMORY, snapshot)?).await?,
+        };
         for kind in [MAPPED, MEMORY, DISK] {
             self.client.delete_image(&image_name(kind, snapshot)?).await?;
         }
-        let chain = parts.and_then(|parts| parts.memory.as_ref());
-        for layer in chain.iter().flat_map(|chain| &chain.layers) {
+        for layer in &layers {
             self.release_file(layer).await?;
         }
         Ok(())
+    }
+
+    /// The layer files that an image is made of; none when there is no image.
+    async fn files_of(&self, image: &Name) -> Result<Vec<PathBuf>, Cause> {
+        let file = |layer| match layer {
+            LayerRef::File { file } => Some(file),
+            LayerRef::Raw { .. } | LayerRef::Top { .. } => None,
+        };
+        match self.client.image(image).await {
+            Ok(image) => Ok(image.layers.into_iter().filter_map(file).collect()),
+            Err(ServiceError::NotFound(_)) => Ok(Vec::new()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::service;
+
+    #[tokio::test]
+    async fn what_a_withdrawn_snapshot_was_handed_goes_with_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (disks, asked) = service(directory.path(), |what, _| match what {
+            "GET /v1/images/h-sone" => {
+                let layers = r#"[{"raw":"/flat"},{"file":"/layers/memory-isource-1"}]"#;
+                format!(
+                    r#"{{"name":"h-sone","state":"ready","failure":null,"path":null,"number":1,"size":4096,"owner":0,"layers":{layers}}}"#
+                )
+            }
+            "GET /v1/images/h-stwo" => "404".to_owned(),
+            "POST /v1/layers/release" => r#"{"removed":true}"#.to_owned(),
+            _ => "{}".to_owned(),
+        });
+        disks.remove_snapshot(&"sone".parse().unwrap(), None).await.unwrap();
+        let released =
+            |asked: &[String]| asked.iter().filter(|it| it.starts_with("POST /v1/layers/release")).count();
+        let seen = asked.lock().unwrap().clone();
+        assert_eq!(released(&seen), 1, "{seen:?}");
+        assert!(seen.last().unwrap().contains("/layers/memory-isource-1"), "after the images: {seen:?}");
+        disks.remove_snapshot(&"stwo".parse().unwrap(), None).await.unwrap();
+        assert_eq!(released(&asked.lock().unwrap()), 1);
     }
 }
