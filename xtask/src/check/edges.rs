@@ -1,7 +1,7 @@
 //! Which package of the workspace may use which. Owns the table; a new edge is a decision and belongs into it.
 //!
 //! ```text
-//! node ─▶ api ─▶ orchestrator ─▶ {vmm, network, storage} ─▶ sys      cli ─▶ {protocol, storage}      envd ─▶ {protocol, sys}
+//! node ─▶ api ─▶ orchestrator ─▶ {vmm, network, storage} ─▶ sys      snapshot ─▶ storage      cli ─▶ {protocol, storage}      envd ─▶ {protocol, sys}
 //! ```
 
 use super::Finding;
@@ -12,6 +12,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("aenv-protocol", &[]),
     ("aenv-sys", &[]),
     ("aenv-storage", &["aenv-sys"]),
+    // Snapshots are published from files and read as blobs: docs/decisions/2026-12-01-repository.md
+    ("aenv-snapshot", &["aenv-storage"]),
     ("aenv-daemon", &[]),
     ("aenv-export", &["aenv-storage", "aenv-sys"]),
     ("aenv-stored", &["aenv-daemon", "aenv-export", "aenv-storage", "aenv-sys"]),
@@ -92,6 +94,8 @@ mod tests {
         assert_eq!(findings("aenv-api", "aenv-testkit", None).len(), 1);
         assert_eq!(findings("aenv-api", "aenv-testkit", Some("dev")), []);
         assert_eq!(findings("aenv-vmm", "aenv-sys", None), []);
+        assert_eq!(findings("aenv-storage", "aenv-snapshot", None).len(), 1);
+        assert_eq!(findings("aenv-snapshot", "aenv-storage", None), []);
     }
 
     #[test]
