@@ -22,8 +22,10 @@ use std::time::{Duration, Instant};
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// From the start to a ready template: a boot without virtualisation, several times over.
 const READY_LIMIT: Duration = Duration::from_secs(300);
-/// From SIGTERM to the end.
+/// From SIGTERM to the end, beyond the time in which the node may pause its sandboxes.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
+/// That time, when the settings do not say.
+const PAUSING_LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
 /// Where a node's files lie and what it is told.
@@ -73,6 +75,18 @@ impl Record {
         start_time(self.pid) == Some(self.start_time)
     }
 
+    /// How long its end may take.
+    fn stop_limit(&self) -> Duration {
+        let set = |wanted: &str| {
+            self.passed_on.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str())
+        };
+        if set("AENV_ON_STOP").is_none_or(|value| value != "pause") {
+            return STOP_LIMIT;
+        }
+        let pausing = set("AENV_STOP_SECONDS").and_then(|value| value.parse().ok());
+        STOP_LIMIT + pausing.map_or(PAUSING_LIMIT, Duration::from_secs)
+    }
+
     /// Ends the node politely, then by force. VMs go on. Tells whether it ran.
     pub(crate) fn stop(&self) -> Result<bool> {
         if !self.is_alive() {
@@ -81,12 +95,13 @@ impl Record {
         let pid = Pid::from_raw(self.pid).context("the record names no process")?;
         kill_process(pid, Signal::TERM).with_context(|| format!("cannot end process {}", self.pid))?;
         let asked = Instant::now();
+        let limit = self.stop_limit();
         while self.is_alive() {
-            if asked.elapsed() > STOP_LIMIT {
+            if asked.elapsed() > limit {
                 kill_process(pid, Signal::KILL)
                     .with_context(|| format!("cannot kill process {}", self.pid))?;
             }
-            if asked.elapsed() > STOP_LIMIT * 2 {
+            if asked.elapsed() > limit + STOP_LIMIT {
                 bail!("process {} does not end", self.pid);
             }
             std::thread::sleep(POLL);

@@ -6,7 +6,7 @@
 
 use crate::error::Error;
 use crate::orchestrator::Orchestrator;
-use crate::view::{Durability, PauseRequest, PausedAll, SandboxState};
+use crate::view::{Durability, PauseRequest, PausedAll, SandboxState, SandboxView};
 use aenv_protocol::ids::SandboxId;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -16,48 +16,61 @@ use tokio::time::Instant;
 /// Between two looks at a sandbox that is just changing, or not durable yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Pauses every sandbox that runs, also those whose start or resume ends meanwhile.
+/// Pauses every sandbox that runs, also those whose start, pause or resume ends meanwhile.
 pub(crate) async fn pause_all(orchestrator: &Orchestrator, limit: Duration) -> PausedAll {
     let until = Instant::now() + limit;
-    let mut begun: HashSet<SandboxId> = HashSet::new();
-    let mut settling = JoinSet::new();
-    let mut ended = PausedAll::default();
+    // Each is looked at as long as it is not where it should be: one that was paused when this began may run a moment later.
+    let (mut under_way, mut given_up) = (HashSet::new(), HashSet::new());
+    let mut settling: JoinSet<(SandboxId, bool)> = JoinSet::new();
     loop {
-        for view in orchestrator.list() {
-            let alive = matches!(view.state, SandboxState::Running | SandboxState::Paused);
-            if alive && begun.insert(view.id.clone()) {
+        for view in orchestrator.list().into_iter().filter(|view| is_alive(view) && !is_settled(view)) {
+            if !given_up.contains(&view.id) && under_way.insert(view.id.clone()) {
                 let orchestrator = orchestrator.clone();
-                settling.spawn(async move { settle(&orchestrator, &view.id).await });
+                settling.spawn(async move {
+                    let settled = settle(&orchestrator, &view.id).await;
+                    (view.id, settled)
+                });
             }
         }
         if settling.is_empty() {
-            return ended;
+            break;
         }
         tokio::select! {
             Some(settled) = settling.join_next() => match settled {
-                Ok(true) => ended.paused += 1,
-                Ok(false) => ended.left += 1,
-                Err(error) => {
-                    tracing::error!(%error, "the pause of a sandbox ended early");
-                    ended.left += 1;
+                Ok((id, settled)) => {
+                    under_way.remove(&id);
+                    if !settled {
+                        given_up.insert(id);
+                    }
                 }
+                // Which one it was is not known: it stays under way, and is counted as what it is in the end.
+                Err(error) => tracing::error!(%error, "the pause of a sandbox ended early"),
             },
             () = tokio::time::sleep(LOOK_AGAIN) => {}
-            () = tokio::time::sleep_until(until) => {
-                ended.left += settling.len();
-                return ended;
-            }
+            () = tokio::time::sleep_until(until) => break,
         }
     }
+    let alive: Vec<SandboxView> = orchestrator.list().into_iter().filter(is_alive).collect();
+    let paused = alive.iter().filter(|view| is_settled(view)).count();
+    PausedAll { paused, left: alive.len() - paused }
+}
+
+fn is_alive(view: &SandboxView) -> bool {
+    matches!(view.state, SandboxState::Running | SandboxState::Paused)
+}
+
+/// Whether it is paused, stays so, and survives the loss of power.
+fn is_settled(view: &SandboxView) -> bool {
+    let durable = view.saved.as_ref().is_some_and(|saved| saved.durability >= Durability::Local);
+    view.state == SandboxState::Paused && durable && !view.is_changing
 }
 
 /// Pauses one and waits until that is durable; false when it goes on. One that is gone needs nothing.
 async fn settle(orchestrator: &Orchestrator, id: &SandboxId) -> bool {
     loop {
         let Ok(view) = orchestrator.get(id) else { return true };
-        let durable = view.saved.is_some_and(|saved| saved.durability >= Durability::Local);
         match view.state {
-            SandboxState::Paused if durable => return true,
+            SandboxState::Paused if is_settled(&view) => return true,
             SandboxState::Running => match orchestrator.pause(id, PauseRequest::default()).await {
                 Ok(_) | Err(Error::AlreadyPaused(_)) => continue,
                 Err(Error::Transitioning(_)) => {}

@@ -252,7 +252,9 @@ pub struct SandboxView {
     pub auto_resume: bool,
     /// Whether traffic may wake it as it is now: it is paused, or just being paused, with its memory.
     pub woken_by_traffic: bool,
-    /// The state it was saved in last; also of one that runs again.
+    /// Whether it is just being paused or resumed.
+    pub is_changing: bool,
+    /// The state it was saved in last; also of one that runs again. None while it is being paused: what counts then is not known yet.
     pub saved: Option<SavedView>,
 }
 

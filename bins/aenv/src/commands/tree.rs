@@ -195,6 +195,7 @@ mod tests {
             disk_size_mb: 1024,
             stored_bytes: 0,
             users: 0,
+            standbys: 0,
         }
     }
 

@@ -36,7 +36,7 @@ pub struct Signer {
 pub trait RouteTable: Send + Sync + 'static {
     /// The route of a running sandbox.
     fn route(&self, id: &SandboxId) -> Option<Route>;
-    /// Every sandbox with a token that runs, or that traffic may wake.
+    /// Every sandbox with a token that runs or is paused.
     fn signers(&self) -> Vec<Signer>;
     /// Whether a sandbox is paused, or just being paused, and traffic may wake it then.
     fn may_wake(&self, id: &SandboxId) -> bool;
@@ -55,7 +55,7 @@ impl RouteTable for Orchestrator {
         let able = self
             .list()
             .into_iter()
-            .filter(|view| view.state == SandboxState::Running || view.woken_by_traffic);
+            .filter(|view| matches!(view.state, SandboxState::Running | SandboxState::Paused));
         able.filter_map(|view| Some(Signer { id: view.id, access_token: view.access_token? })).collect()
     }
 

@@ -177,6 +177,7 @@ mod tests {
             on_timeout: orchestrator::OnTimeout::Pause(orchestrator::PauseMode::Full),
             auto_resume: true,
             woken_by_traffic: true,
+            is_changing: false,
             saved: Some(SavedView {
                 number: 3,
                 saved_at: jiff::Timestamp::from_nanosecond(1_999).unwrap(),

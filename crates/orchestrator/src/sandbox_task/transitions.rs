@@ -129,6 +129,8 @@ impl SandboxTask {
             view: SandboxView {
                 state: SandboxState::Paused,
                 woken_by_traffic: self.tenancy.auto_resume && request.mode == PauseMode::Full,
+                is_changing: true,
+                saved: None,
                 ..self.view()
             },
             ended: self.ended.clone(),
@@ -159,7 +161,9 @@ impl SandboxTask {
     /// Begins what those who wait want; later, when the memory is still to be stored and no VMM stands by.
     pub(super) fn begin_resume(&mut self) {
         self.turn_traffic_away();
-        let Some(Resumer { request, .. }) = self.resumers.first() else { return };
+        // Who asks for a boot may have reason to: the memory does not come up.
+        let boots = self.resumers.iter().find(|resumer| resumer.request.reboot);
+        let Some(Resumer { request, .. }) = boots.or(self.resumers.first()) else { return };
         let pending = self.vm.record.saves.last().is_some_and(crate::journal::Save::is_memory_pending);
         if pending && self.vm.machine.is_none() && !request.reboot {
             return self.save_on(false);
@@ -173,6 +177,7 @@ impl SandboxTask {
         };
         self.work =
             Some((Kind::Resume, Box::pin(async move { Done::Resumed(Box::new(resuming.run().await)) })));
+        self.node.table.update(self.view());
     }
 
     /// Whether traffic may wake it while it is paused. What would have to boot is left asleep: its processes are gone, and whoever

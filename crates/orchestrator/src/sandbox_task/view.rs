@@ -1,6 +1,7 @@
 //! What callers see of a sandbox, made of what its task knows.
 
 use super::SandboxTask;
+use super::transitions::Kind;
 use crate::guest_channel::GuestDialer;
 use crate::journal::Step;
 use crate::lifecycle::Phase;
@@ -37,15 +38,22 @@ impl SandboxTask {
             on_timeout: self.tenancy.on_timeout,
             auto_resume: self.tenancy.auto_resume,
             woken_by_traffic: state == SandboxState::Paused && self.is_woken_by_traffic(),
+            is_changing: self.is_changing(),
             saved: self.saved_view(),
             state,
         }
     }
 
+    fn is_changing(&self) -> bool {
+        matches!(self.vm.record.phase, Phase::Capturing | Phase::Resuming)
+            || matches!(self.work, Some((Kind::Pause | Kind::Resume, _)))
+    }
+
     /// What a lost sandbox had saved is removed with the rest.
     fn saved_view(&self) -> Option<SavedView> {
         let record = &self.vm.record;
-        let save = record.saves.last().filter(|_| !matches!(record.phase, Phase::Lost | Phase::Killing))?;
+        let shows_none = matches!(record.phase, Phase::Lost | Phase::Killing | Phase::Capturing);
+        let save = record.saves.last().filter(|_| !shows_none)?;
         let hot = record.phase == Phase::Paused && self.vm.machine.is_some();
         let pending = self.pending();
         Some(SavedView {

@@ -2,9 +2,11 @@
 
 use crate::pause::resume;
 use crate::world::{HOUR, SOON, World, eventually, request};
-use aenv_orchestrator::{Durability, Error, PausedAll, ResumeRequest, SandboxState, Tier};
+use aenv_orchestrator::{Durability, Error, PauseRequest, PausedAll, ResumeRequest, SandboxState, Tier};
 use aenv_testkit::{Fault, Operation};
 use std::time::Duration;
+
+const RESUME: ResumeRequest = ResumeRequest { timeout: HOUR, reboot: false };
 
 #[tokio::test]
 async fn all_sandboxes_are_paused_durably_and_nothing_new_is_begun() {
@@ -76,4 +78,41 @@ async fn one_that_cannot_be_paused_runs_on_and_holds_up_nobody() {
     assert!(node.get(&broken).is_ok_and(|view| view.state == SandboxState::Running));
     node.shutdown().await;
     assert_eq!(world.host.is_running(&World::vm_name(&broken)), Some(true));
+}
+
+/// What it was saved as before is not what it is now, or will be.
+#[tokio::test]
+async fn one_that_is_just_being_paused_or_resumed_does_not_count_as_paused() {
+    for resumed in [false, true] {
+        let world = World::prepared().await;
+        let node = world.start(0).await;
+        let id = node.create(request()).await.unwrap().sandbox.id;
+        crate::pause::pause(&node, &id).await;
+        eventually("it is durable", || {
+            node.get(&id).unwrap().saved.is_some_and(|saved| saved.durability == Durability::Local)
+        })
+        .await;
+        let under_way = if resumed {
+            node.release(&id).await.unwrap();
+            world.host.fail_call(Operation::Load, 0, Fault::HangBefore);
+            let (node, id) = (node.clone(), id.clone());
+            tokio::spawn(async move { node.resume(&id, RESUME).await.map(drop) })
+        } else {
+            resume(&node, &id).await;
+            world.host.fail_call(Operation::Capture, 0, Fault::HangBefore);
+            let (node, id) = (node.clone(), id.clone());
+            tokio::spawn(async move { node.pause(&id, PauseRequest::default()).await.map(drop) })
+        };
+        world.host.wait_for_hang(1).await;
+        let view = node.get(&id).unwrap();
+        assert_eq!((view.state, view.is_changing), (SandboxState::Paused, true));
+        assert_eq!(view.saved.is_some(), resumed, "what is just being captured is not known yet");
+        assert_eq!(node.pause_all(Duration::from_secs(1)).await, PausedAll { paused: 0, left: 1 });
+        node.shutdown().await;
+        assert!(under_way.await.unwrap().is_err());
+        let node = world.start(0).await;
+        node.kill(&id).await.unwrap();
+        world.only(0).await;
+        node.shutdown().await;
+    }
 }
