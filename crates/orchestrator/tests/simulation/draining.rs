@@ -94,7 +94,7 @@ async fn one_that_is_just_being_paused_or_resumed_does_not_count_as_paused() {
         .await;
         let under_way = if resumed {
             node.release(&id).await.unwrap();
-            world.host.fail_call(Operation::Load, 0, Fault::HangBefore);
+            world.host.fail_call(Operation::Init, 0, Fault::HangBefore);
             let (node, id) = (node.clone(), id.clone());
             tokio::spawn(async move { node.resume(&id, RESUME).await.map(drop) })
         } else {
