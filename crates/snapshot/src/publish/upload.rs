@@ -110,15 +110,17 @@ impl Uploader<'_> {
                 Err(error) => error,
             };
             let RepositoryError::Unavailable { source, .. } = &error else { return Err(error) };
-            // The answer to its completion may have been lost.
-            let is_whole =
-                self.objects.look(&key.path()).await?.is_some_and(|meta| meta.size == file.list.blob_bytes());
-            if is_whole {
+            // The answer to its completion may have been lost: by an earlier call, perhaps, and its copy condemned since. First the
+            // marker, as for every copy that is taken.
+            let is_condemned = self.objects.look(&key.marker()).await?.is_some();
+            let found = self.objects.look(&key.path()).await?;
+            let is_whole = found.is_some_and(|meta| meta.size == file.list.blob_bytes());
+            if is_whole && !is_condemned {
                 self.done(file.list.blob_bytes());
                 self.notes.forget(&file.digest).await?;
                 return Ok(key);
             }
-            if is_unknown(source) {
+            if is_condemned || is_unknown(source) {
                 self.notes.forget(&file.digest).await?;
             }
             if attempt == ATTEMPTS {

@@ -4,7 +4,8 @@
 use crate::hooked::{Hook, Verdict};
 use crate::place::{Kind, Place};
 use crate::sample::{
-    Files, SMALL, at_once, check_whole, collect_all, expected_keys, name, named, options, small_draft,
+    Files, SMALL, all_dead, at_once, check_whole, collect_all, expected_keys, name, named, options,
+    small_draft,
 };
 use aenv_snapshot::{Alias, Content, Draft, Manifest, Progress, PublishOptions, Repository, RepositoryError};
 use async_trait::async_trait;
@@ -289,6 +290,33 @@ async fn an_upload_goes_on_where_it_was_interrupted() {
     check_whole(&repository, &manifest).await;
     assert_eq!(place.unnamed(), Vec::<String>::new());
     assert!(!notes.exists());
+}
+
+/// Its upload was completed and its copy condemned since the notes were written: what is condemned is never named again.
+#[tokio::test]
+async fn notes_of_an_upload_do_not_bring_a_condemned_copy_back() {
+    let files = Files::new();
+    let large = files.write("large", 1, 21 << 20);
+    let draft = |id: &str| small_draft(id, Content::File(large.clone()));
+    let place = Place::new(Kind::Bucket).await;
+    let notes = files.path("notes.json");
+    let one_by_one = PublishOptions { parallel: 1, progress_file: Some(notes.clone()), ..options() };
+    let progress = watch::Sender::new(Progress::default());
+    let walk = Walk::new(9, Fault::Die);
+    let hooked = place.hooked(walk.clone());
+    assert!(walk.run(hooked.publish(&draft("s1"), &one_by_one, &progress)).await);
+    let old = std::fs::read(&notes).unwrap();
+
+    let repository = place.repository();
+    let first = repository.publish(&draft("s1"), &one_by_one, &progress).await.unwrap();
+    assert!(repository.delete(&first.id).await.unwrap());
+    assert!(repository.collect(&all_dead()).await.unwrap().condemned > 0);
+    std::fs::write(&notes, old).unwrap();
+    let second = repository.publish(&draft("s2"), &one_by_one, &progress).await.unwrap();
+    let key = |manifest: &Manifest| manifest.disk.layers[0].blob.object.key();
+    assert_ne!(key(&first), key(&second));
+    collect_all(&repository).await;
+    check_whole(&repository, &second).await;
 }
 
 /// What a killed writer left in a directory is no object, and no list shows it.
