@@ -161,9 +161,11 @@ impl SandboxTask {
     /// Begins what those who wait want; later, when the memory is still to be stored and no VMM stands by.
     pub(super) fn begin_resume(&mut self) {
         self.turn_traffic_away();
-        // Who asks for a boot may have reason to: the memory does not come up.
-        let boots = self.resumers.iter().find(|resumer| resumer.request.reboot);
-        let Some(Resumer { request, .. }) = boots.or(self.resumers.first()) else { return };
+        // Who asks for a boot comes first, and may have reason to: the memory does not come up.
+        if let Some(index) = self.resumers.iter().position(|resumer| resumer.request.reboot) {
+            self.resumers.swap(0, index);
+        }
+        let Some(Resumer { request, .. }) = self.resumers.first() else { return };
         let pending = self.vm.record.saves.last().is_some_and(crate::journal::Save::is_memory_pending);
         if pending && self.vm.machine.is_none() && !request.reboot {
             return self.save_on(false);

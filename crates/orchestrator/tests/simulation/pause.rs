@@ -374,6 +374,30 @@ async fn traffic_during_a_pause_wakes_what_the_pause_left_or_nothing() {
     node.shutdown().await;
 }
 
+/// One resume serves all who wait: as a boot, if one of them asked for that, and for as long as the one who asked for most.
+#[tokio::test]
+async fn a_boot_that_is_asked_for_behind_other_resumes_is_made() {
+    let world = World::prepared().await;
+    let node = world.start(0).await;
+    let id = node.create(request()).await.unwrap().sandbox.id;
+    let boots = count(&world, Operation::Boot);
+    let wish = |timeout, reboot| ResumeRequest { timeout, reboot };
+    // Asked in this order, so that both meet the pause.
+    let (paused, resumed, booted) = tokio::join!(
+        node.pause(&id, PauseRequest::default()),
+        node.resume(&id, wish(HOUR, false)),
+        node.resume(&id, wish(HOUR / 60, true)),
+    );
+    paused.unwrap();
+    assert!(!resumed.unwrap().was_running && !booted.unwrap().was_running);
+    assert_eq!(count(&world, Operation::Boot), boots + 1);
+    let left = node.get(&id).unwrap().end_at.duration_since(jiff::Timestamp::now());
+    assert!(left.as_secs() > 3000, "{left:?}");
+    node.kill(&id).await.unwrap();
+    world.only(0).await;
+    node.shutdown().await;
+}
+
 #[tokio::test]
 async fn while_it_is_being_paused_it_tells_whether_traffic_will_wake_it() {
     for (mode, wakes) in [(PauseMode::Full, true), (PauseMode::Filesystem, false)] {
