@@ -334,20 +334,34 @@ mod tests {
 
     #[test]
     fn a_process_is_known_by_its_start_time() {
-        let own = i32::try_from(std::process::id()).unwrap();
-        let start_time = start_time(own).unwrap();
-        let record = |start_time| Record {
-            pid: own,
+        let start_time = start_time(i32::try_from(std::process::id()).unwrap()).unwrap();
+        assert!(record(start_time, &[]).is_alive());
+        assert!(!record(start_time + 1, &[]).is_alive());
+        assert!(!record(start_time + 1, &[]).stop().unwrap());
+    }
+
+    #[test]
+    fn a_node_that_pauses_first_is_given_the_time_for_that() {
+        let limit = |settings: &[(&str, &str)]| record(0, settings).stop_limit();
+        assert_eq!(limit(&[]), STOP_LIMIT);
+        assert_eq!(limit(&[("AENV_ON_STOP", "leave"), ("AENV_STOP_SECONDS", "600")]), STOP_LIMIT);
+        let pauses = ("AENV_ON_STOP", "pause");
+        assert_eq!(limit(&[pauses]), STOP_LIMIT + PAUSING_LIMIT);
+        assert_eq!(limit(&[pauses, ("AENV_STOP_SECONDS", "600")]), STOP_LIMIT + Duration::from_secs(600));
+    }
+
+    /// Of this very process, if it started then.
+    fn record(start_time: u64, settings: &[(&str, &str)]) -> Record {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        Record {
+            pid: i32::try_from(std::process::id()).unwrap(),
             start_time,
             fingerprint: String::new(),
             listen: String::new(),
             data_dir: PathBuf::new(),
             instance: String::new(),
             program: PathBuf::new(),
-            passed_on: Vec::new(),
-        };
-        assert!(record(start_time).is_alive());
-        assert!(!record(start_time + 1).is_alive());
-        assert!(!record(start_time + 1).stop().unwrap());
+            passed_on: settings.iter().map(owned).collect(),
+        }
     }
 }
