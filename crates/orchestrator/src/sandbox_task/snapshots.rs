@@ -50,9 +50,7 @@ impl SnapshotWaiter {
         let gone = self.taken.snapshot.gone();
         answer(self.reply, gone.map_or(Ok(self.taken), Err));
     }
-}
 
-impl SnapshotWaiter {
     /// It is tried on, but nobody waits for ever.
     fn give_up(self, limit: Duration) {
         let id = self.taken.snapshot.read(|record| record.id.clone());

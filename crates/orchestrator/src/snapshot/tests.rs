@@ -2,7 +2,7 @@ use super::*;
 use crate::disks::{Base, SnapshotParts};
 use crate::journal::MemoryBinding;
 use crate::view::PauseMode;
-use aenv_vmm::{Identity, MachineSpec};
+use aenv_vmm::MachineSpec;
 use std::time::Duration;
 
 fn record(id: &str, name: Option<(&str, &str)>, second: i64, is_stored: bool) -> SnapshotRecord {
@@ -19,16 +19,7 @@ fn record(id: &str, name: Option<(&str, &str)>, second: i64, is_stored: bool) ->
         spec: MachineSpec { vcpus: 2, memory_mib: 512 },
         disk_mib: 1024,
         root_bytes: None,
-        binding: MemoryBinding {
-            vmm: Identity {
-                driver: "fake".to_owned(),
-                version: "1".to_owned(),
-                accelerator: "tcg".to_owned(),
-                cpu_model: "fake".to_owned(),
-            },
-            kernel_sha256: "k".to_owned(),
-            initramfs_sha256: "i".to_owned(),
-        },
+        binding: MemoryBinding::of_tests(),
         access_token: None,
         parts: is_stored.then_some(parts),
         stored_bytes: 0,

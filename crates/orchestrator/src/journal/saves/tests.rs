@@ -2,14 +2,10 @@
 
 use super::*;
 
-pub(crate) fn save(number: u64, durability: Durability, over: Option<u64>) -> Save {
-    let chain = MemoryChain { image: Some(PathBuf::from(format!("m{number}"))), layers: Vec::new() };
-    Save {
-        number,
-        saved_at: jiff::Timestamp::UNIX_EPOCH,
-        mode: PauseMode::Full,
-        durability,
-        binding: MemoryBinding {
+impl MemoryBinding {
+    /// What memories of tests are made with.
+    pub(crate) fn of_tests() -> Self {
+        Self {
             vmm: Identity {
                 driver: "fake".to_owned(),
                 version: "1".to_owned(),
@@ -18,7 +14,18 @@ pub(crate) fn save(number: u64, durability: Durability, over: Option<u64>) -> Sa
             },
             kernel_sha256: "k".to_owned(),
             initramfs_sha256: "i".to_owned(),
-        },
+        }
+    }
+}
+
+fn save(number: u64, durability: Durability, over: Option<u64>) -> Save {
+    let chain = MemoryChain { image: Some(PathBuf::from(format!("m{number}"))), layers: Vec::new() };
+    Save {
+        number,
+        saved_at: jiff::Timestamp::UNIX_EPOCH,
+        mode: PauseMode::Full,
+        durability,
+        binding: MemoryBinding::of_tests(),
         disk: Base::File(PathBuf::from("disk")),
         disk_bytes: None,
         start: Start::default(),
